@@ -1,0 +1,1 @@
+"""Bytes in motion: frames, mapped segments, sockets."""

@@ -1,0 +1,1 @@
+"""Bytes on the wire: generated stubs, and the tables between them and the domain."""

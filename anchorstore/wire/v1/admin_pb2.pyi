@@ -1,0 +1,229 @@
+from anchorstore.wire.v1 import store_pb2 as _store_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
+
+class ComponentStatus(_message.Message):
+    __slots__ = ("component", "capacity_bytes", "used_bytes", "blocks")
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    component: _store_pb2.Component
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    def __init__(self, component: _Optional[_Union[_store_pb2.Component, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class TierStatus(_message.Message):
+    __slots__ = ("name", "capacity_bytes", "used_bytes", "segments", "segments_free", "huge_pages", "components")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FREE_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    capacity_bytes: int
+    used_bytes: int
+    segments: int
+    segments_free: int
+    huge_pages: bool
+    components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_free: _Optional[int] = ..., huge_pages: bool = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ...) -> None: ...
+
+class NamespaceStatus(_message.Message):
+    __slots__ = ("domain", "model", "root_digest", "pages", "bytes", "quota_bytes", "max_lineage", "enabled", "sessions")
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    domain: str
+    model: str
+    root_digest: bytes
+    pages: int
+    bytes: int
+    quota_bytes: int
+    max_lineage: int
+    enabled: bool
+    sessions: int
+    def __init__(self, domain: _Optional[str] = ..., model: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., max_lineage: _Optional[int] = ..., enabled: bool = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("version", "boot_id", "uptime_ms", "draining", "sessions", "leases", "reservations", "pages", "index_bytes", "tiers", "namespaces", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    boot_id: bytes
+    uptime_ms: int
+    draining: bool
+    sessions: int
+    leases: int
+    reservations: int
+    pages: int
+    index_bytes: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceStatus]
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, version: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., uptime_ms: _Optional[int] = ..., draining: bool = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pages: _Optional[int] = ..., index_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("token", "root_digest", "cursor", "limit")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    root_digest: bytes
+    cursor: int
+    limit: int
+    def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class PageStatus(_message.Message):
+    __slots__ = ("path_hash", "page", "children", "blocks")
+    PATH_HASH_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    path_hash: bytes
+    page: int
+    children: int
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockStatus]
+    def __init__(self, path_hash: _Optional[bytes] = ..., page: _Optional[int] = ..., children: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockStatus, _Mapping]]] = ...) -> None: ...
+
+class BlockStatus(_message.Message):
+    __slots__ = ("component", "layout_digest", "shard", "tier", "lineage", "leases", "bytes")
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    component: _store_pb2.Component
+    layout_digest: bytes
+    shard: int
+    tier: str
+    lineage: int
+    leases: int
+    bytes: int
+    def __init__(self, component: _Optional[_Union[_store_pb2.Component, str]] = ..., layout_digest: _Optional[bytes] = ..., shard: _Optional[int] = ..., tier: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class ListResponse(_message.Message):
+    __slots__ = ("namespaces", "pages", "next_cursor")
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceStatus]
+    pages: _containers.RepeatedCompositeFieldContainer[PageStatus]
+    next_cursor: int
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[PageStatus, _Mapping]]] = ..., next_cursor: _Optional[int] = ...) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("token", "checksums")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    checksums: bool
+    def __init__(self, token: _Optional[str] = ..., checksums: bool = ...) -> None: ...
+
+class CheckResponse(_message.Message):
+    __slots__ = ("ok", "violations", "pages", "blocks", "blocks_verified")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    violations: _containers.RepeatedScalarFieldContainer[str]
+    pages: int
+    blocks: int
+    blocks_verified: int
+    def __init__(self, ok: bool = ..., violations: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_verified: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("token", "root_digest", "path_hashes")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATH_HASHES_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    root_digest: bytes
+    path_hashes: bytes
+    def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("pages_asked", "pages_present", "components", "ends_because")
+    PAGES_ASKED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_PRESENT_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    pages_asked: int
+    pages_present: int
+    components: _containers.RepeatedScalarFieldContainer[str]
+    ends_because: str
+    def __init__(self, pages_asked: _Optional[int] = ..., pages_present: _Optional[int] = ..., components: _Optional[_Iterable[str]] = ..., ends_because: _Optional[str] = ...) -> None: ...
+
+class SetNamespaceRequest(_message.Message):
+    __slots__ = ("token", "root_digest", "enabled")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    root_digest: bytes
+    enabled: bool
+    def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., enabled: bool = ...) -> None: ...
+
+class SetNamespaceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveRequest(_message.Message):
+    __slots__ = ("token", "root_digest", "path_hash")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATH_HASH_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    root_digest: bytes
+    path_hash: bytes
+    def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., path_hash: _Optional[bytes] = ...) -> None: ...
+
+class RemoveResponse(_message.Message):
+    __slots__ = ("blocks_removed", "blocks_leased")
+    BLOCKS_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_LEASED_FIELD_NUMBER: _ClassVar[int]
+    blocks_removed: int
+    blocks_leased: int
+    def __init__(self, blocks_removed: _Optional[int] = ..., blocks_leased: _Optional[int] = ...) -> None: ...
