@@ -28,7 +28,8 @@ def generate(out: pathlib.Path) -> list[pathlib.Path]:
     stubs = [p for p in sorted((out / "anchorstore" / "v1").iterdir()) if p.stat().st_size]
     for path in stubs:
         text = path.read_text()
-        path.write_text(text.replace("from anchorstore.v1 import", "from anchorstore.wire.v1 import"))
+        text = text.replace("from anchorstore.v1 import", "from anchorstore.wire.v1 import")
+        path.write_text(text)
     return stubs
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: every speed or quality claim of the README comes from one of these."""

@@ -1,0 +1,159 @@
+"""Timing that survives a shared machine: interleaved pairs, medians over rounds, their spread.
+
+Each case runs beside its yardsticks (a memcpy of the same bytes, the floor) operation by
+operation, so that a busy moment slows all of them alike.  A ratio is a ratio of speeds within one
+round, 1.0 = as fast as the yardstick; what is reported is the median over the rounds with the
+lowest and the highest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MIB = 2**20
+Operation = Callable[[], Any]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One line of the report.  Ratios are speeds relative to the yardstick of the same run."""
+
+    case: str
+    block_bytes: int
+    batch: int
+    clients: int
+    p50_us: float
+    p99_us: float
+    gb_per_s: float | None
+    ratio_to_memcpy: float | None = None
+    ratio_to_memcpy_spread: tuple[float, float] | None = None
+    ratio_to_floor: float | None = None
+    ratio_to_floor_spread: tuple[float, float] | None = None
+    operations: int = 0
+
+
+def percentile(samples: Sequence[int], fraction: float) -> float:
+    """The `fraction` quantile of nanoseconds, in microseconds."""
+    return float(np.quantile(np.asarray(samples), fraction)) / 1e3
+
+
+def interleave(
+    operations: Mapping[str, Operation], rounds: int, per_round: int
+) -> dict[str, list[list[int]]]:
+    """Nanoseconds [round][operation] by name; the names take turns, in rotating order."""
+    names = list(operations)
+    taken: dict[str, list[list[int]]] = {name: [] for name in names}
+    for turn in range(rounds):
+        order = names[turn % len(names) :] + names[: turn % len(names)]
+        for name in names:
+            taken[name].append([])
+        for _ in range(per_round):
+            for name in order:
+                started = time.perf_counter_ns()
+                operations[name]()
+                taken[name][-1].append(time.perf_counter_ns() - started)
+    return taken
+
+
+def speed_ratio(
+    ours: Sequence[Sequence[int]], yardstick: Sequence[Sequence[int]]
+) -> tuple[float, tuple[float, float]]:
+    """Median over rounds of (yardstick's median time / our median time), and its spread."""
+    ratios = [
+        statistics.median(theirs) / statistics.median(mine)
+        for mine, theirs in zip(ours, yardstick, strict=True)
+    ]
+    return round(statistics.median(ratios), 3), (round(min(ratios), 3), round(max(ratios), 3))
+
+
+def report(
+    case: str,
+    taken: Mapping[str, list[list[int]]],
+    *,
+    block_bytes: int = 0,
+    batch: int = 1,
+    clients: int = 1,
+) -> Result:
+    """Line for the operation named `case`; "memcpy" and "floor" are its yardsticks if present."""
+    rounds = taken[case]
+    flat = [sample for samples in rounds for sample in samples]
+    p50 = percentile(flat, 0.5)
+    moved = block_bytes * batch
+    result: dict[str, Any] = {}
+    for yardstick in ("memcpy", "floor"):
+        if yardstick in taken and yardstick != case:
+            ratio, spread = speed_ratio(rounds, taken[yardstick])
+            result |= {f"ratio_to_{yardstick}": ratio, f"ratio_to_{yardstick}_spread": spread}
+    return Result(
+        case=case,
+        block_bytes=block_bytes,
+        batch=batch,
+        clients=clients,
+        p50_us=round(p50, 1),
+        p99_us=round(percentile(flat, 0.99), 1),
+        gb_per_s=round(moved / p50 / 1e3, 3) if moved else None,
+        operations=len(flat),
+        **result,
+    )
+
+
+def filled(size: int, seed: int) -> Bytes:
+    """`size` bytes that no compressor or zero page helps with."""
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def process_memory_bytes(pid: int) -> dict[str, int]:
+    """Proportional set size of a process in bytes: all of it, and without shared memory."""
+    found = {}
+    for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("Pss", "Pss_Shmem"):
+            found[name] = int(value.split()[0]) * 1024
+    return {"pss": found["Pss"], "pss_without_pool": found["Pss"] - found.get("Pss_Shmem", 0)}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    model = "unknown"
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": sys.version.split()[0],
+        "load": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def table(results: Sequence[Result]) -> str:
+    """The report for people."""
+    head = ("case", "block", "batch", "clients", "p50 us", "p99 us", "GB/s", "x memcpy", "x floor")
+    rows = [head]
+    for r in results:
+        size = f"{r.block_bytes >> 10} KiB" if r.block_bytes else ""
+        optional = (r.gb_per_s, r.ratio_to_memcpy, r.ratio_to_floor)
+        rows.append(
+            (r.case, size, str(r.batch), str(r.clients), f"{r.p50_us:.1f}", f"{r.p99_us:.1f}")
+            + tuple("" if value is None else f"{value:.2f}" for value in optional)
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(pairs))
+        for pairs in ([*zip(row, widths, strict=True)] for row in rows)
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

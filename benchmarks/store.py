@@ -1,0 +1,355 @@
+"""The store against its limits: memcpy, the floor (Unix socket + shared memory), and its peers.
+
+    python -m benchmarks.store [--json] [--peers] [--quick] [--pages N]
+
+A real daemon is started on a temporary socket.  Ratios are speeds relative to the yardstick of the
+same run, measured operation by operation in turn: 1.0 = as fast.  What the cases do:
+
+    get_in_place     look up, lease, take a view of every block, release: no byte is copied
+    get_copied_out   the same, then copy into the caller's memory and verify the generations
+    put              reserve, copy into staging, seal
+    seal             the daemon's part of a put: staging to pool, checksum of the pool's bytes
+    lookup_*         look up and lease a path of 512 pages (kv of all, anchors of the window)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from anchorstore.client import Client, ClientOptions, NamespaceSpec, NeedAll, NeedWindow
+from anchorstore.layout import AnchorLayout, KvLayout, Layout
+from anchorstore.testing.daemon import Daemon
+from benchmarks import footprint, harness
+from benchmarks.floor import Floor, floor
+from benchmarks.harness import MIB, Bytes, Result
+
+SIZES = (64 * 1024, MIB, 4 * MIB)
+WORKING_SET_BYTES = 512 * MIB
+STAGING_BYTES = 256 * MIB
+BATCH_BYTES_MAX = 256 * MIB
+PATH_PAGES = 512
+HASH_BYTES = 32
+WINDOW = NeedWindow(1, ratio=0.05, max_rows=512, rows_per_page=4)
+SMALL: tuple[Layout, ...] = (
+    KvLayout(1, 1, 16, "bfloat16", 0, 1),
+    AnchorLayout(1, 4, 64, "bfloat16"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How often each operation is repeated."""
+
+    rounds: int
+    per_round: int
+
+
+def connect(address: str, layouts: Sequence[Layout], name: str = "bench") -> Client:
+    """A client in a namespace of its own, attached."""
+    client = Client.connect(
+        address,
+        namespace=NamespaceSpec(model=name, weights_digest=os.urandom(32)),
+        layouts=layouts,
+        options=ClientOptions(name=name, deadline_seconds=30, staging_bytes=STAGING_BYTES),
+    )
+    assert client.attached, f"no daemon at {address}"
+    return client
+
+
+def block_layout(block_bytes: int) -> KvLayout:
+    """A kv layout whose block has exactly `block_bytes`."""
+    return KvLayout(1, 1, block_bytes // (2 * 64 * 2), "bfloat16", 0, 1)
+
+
+def random_hashes(count: int) -> bytes:
+    """Path hashes of pages that nobody has."""
+    return os.urandom(HASH_BYTES * count)
+
+
+class Blocks:
+    """One client, `count` sealed blocks of one size, and the operations on batches of them."""
+
+    def __init__(self, address: str, block_bytes: int, batch: int) -> None:
+        self.client = connect(address, [block_layout(block_bytes)])
+        self.block_bytes, self.batch = block_bytes, batch
+        count = max(batch, WORKING_SET_BYTES // block_bytes)
+        self.source = harness.filled(block_bytes * min(count, WORKING_SET_BYTES // block_bytes), 1)
+        self.target = np.empty(max(128 * MIB, batch * block_bytes), np.uint8)
+        self.target[::4096] = 1
+        self.paths = [self._stored() for _ in range(count // batch)]
+        self._turn = 0
+
+    def _slice(self, memory: Bytes) -> Bytes:
+        """The next batch's worth of `memory`, so that no cache keeps it warm."""
+        size = self.batch * self.block_bytes
+        start = (self._turn % (len(memory) // size)) * size
+        self._turn += 1
+        return memory[start : start + size]
+
+    def _path(self) -> bytes:
+        return self.paths[(self._turn * 7919) % len(self.paths)]
+
+    def _stored(self) -> bytes:
+        hashes = random_hashes(self.batch)
+        self._turn = 0
+        blocks = self._slice(self.source).reshape(self.batch, self.block_bytes)
+        outcome = self.client.put(self.client.root_digest, 0, hashes, {0: blocks})
+        assert outcome.sealed == self.batch, outcome
+        return hashes
+
+    def memcpy(self) -> None:
+        np.copyto(self._slice(self.target), self._slice(self.source))
+
+    def get_in_place(self) -> None:
+        with self.client.lookup(self._path(), [NeedAll(0, 0)]) as window:
+            assert window.resume_pages == self.batch, window.miss
+            blocks = window.blocks(0)
+            for index in range(len(blocks)):
+                blocks[index]
+
+    def get_copied_out(self) -> None:
+        with self.client.lookup(self._path(), [NeedAll(0, 0)]) as window:
+            assert window.resume_pages == self.batch, window.miss
+            window.blocks(0).copy_into(self._slice(self.target))
+
+    def floor_get(self, base: Floor) -> None:
+        """As many bytes, one round trip."""
+        out = self._slice(self.target)
+        base.get(self._turn * len(out) % (len(base.memory) - len(out) + 1), out)
+
+    def put(self) -> None:
+        root = self.client.root_digest
+        assert root is not None
+        with self.client.reserve(root, 0, random_hashes(self.batch), layouts=[0]) as reservation:
+            source = self._slice(self.source).reshape(self.batch, self.block_bytes)
+            for page, layout in reservation.wanted():
+                np.copyto(np.frombuffer(reservation.buffer(page, layout), np.uint8), source[page])
+            outcome = reservation.seal()
+        assert outcome.sealed == self.batch, outcome
+
+
+class Sealing:
+    """The daemon's part of a put: staged blocks become visible."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self._stack = contextlib.ExitStack()
+        self._open = self._staged()
+
+    def _staged(self) -> object:
+        blocks, root = self.blocks, self.blocks.client.root_digest
+        assert root is not None
+        hashes = random_hashes(blocks.batch)
+        return self._stack.enter_context(blocks.client.reserve(root, 0, hashes, layouts=[0]))
+
+    def seal(self) -> None:
+        outcome = self._open.seal()  # type: ignore[attr-defined]
+        assert outcome.sealed == self.blocks.batch, outcome
+
+    def restage(self) -> None:
+        """Untimed: the next reservation (its staging keeps the bytes of the last)."""
+        self._stack.close()
+        self._open = self._staged()
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def bench_blocks(address: str, base: Floor, size: int, batch: int, effort: Effort) -> list[Result]:
+    """Gets and puts of one block size and batch."""
+    blocks = Blocks(address, size, batch)
+    per_round = max(4, min(effort.per_round, WORKING_SET_BYTES // (size * batch)))
+    shape = {"block_bytes": size, "batch": batch}
+    gets = harness.interleave(
+        {
+            "memcpy": blocks.memcpy,
+            "floor": lambda: blocks.floor_get(base),
+            "get_in_place": blocks.get_in_place,
+            "get_copied_out": blocks.get_copied_out,
+        },
+        effort.rounds,
+        per_round,
+    )
+    names = ("memcpy", "floor", "get_in_place", "get_copied_out")
+    results = [harness.report(name, gets, **shape) for name in names]
+    sealing = Sealing(blocks)
+    puts = harness.interleave(
+        {
+            "memcpy": blocks.memcpy,
+            "put": blocks.put,
+            "seal": sealing.seal,
+            "restage": sealing.restage,
+        },
+        effort.rounds,
+        per_round,
+    )
+    sealing.close()
+    results += [harness.report(name, puts, **shape) for name in ("put", "seal")]
+    blocks.client.close()
+    return results
+
+
+class Path:
+    """A stored path of 512 pages, kv and anchors, and lookups of it."""
+
+    def __init__(self, address: str, layouts: Sequence[Layout] = SMALL) -> None:
+        self.client = connect(address, layouts)
+        self.hit = random_hashes(PATH_PAGES)
+        half = HASH_BYTES * (PATH_PAGES // 2)
+        self.half = self.hit[:half] + random_hashes(PATH_PAGES // 2)
+        self.miss = random_hashes(PATH_PAGES)
+        self.holes = random_hashes(PATH_PAGES)
+        self._put(self.hit, range(PATH_PAGES))
+        self._put(self.holes, [page for page in range(PATH_PAGES) if page % 8 != 7])
+
+    def _put(self, hashes: bytes, pages: Sequence[int]) -> None:
+        root = self.client.root_digest
+        assert root is not None
+        with self.client.reserve(root, 0, hashes, layouts=[0, 1]) as reservation:
+            wanted = set(pages)
+            for page, layout in reservation.wanted():
+                if page in wanted or layout == 1:
+                    reservation.buffer(page, layout)[:] = bytes(self.client.block_bytes(layout))
+            reservation.seal()
+
+    def lookup(self, hashes: bytes, pages: int) -> None:
+        with self.client.lookup(hashes, [NeedAll(0, 0), WINDOW]) as window:
+            assert window.resume_pages == pages, (window.resume_pages, window.miss)
+
+    def reply_bytes(self) -> int:
+        """Bytes of the daemon's reply to a full hit: 24 a block and the message around them."""
+        with self.client.lookup(self.hit, [NeedAll(0, 0), WINDOW]) as window:
+            return 24 * (len(window.blocks(0)) + len(window.blocks(1))) + 64
+
+
+def bench_lookups(address: str, base: Floor, effort: Effort) -> list[Result]:
+    """Look up and lease a path of 512 pages; the floor walks a dict and answers as many bytes."""
+    path = Path(address)
+    base.keep(path.hit)
+    reply = path.reply_bytes()
+    taken = harness.interleave(
+        {
+            "floor": lambda: base.lookup(path.hit, reply),
+            "lookup_hit_at_end": lambda: path.lookup(path.hit, PATH_PAGES),
+            "lookup_hit_in_middle": lambda: path.lookup(path.half, PATH_PAGES // 2),
+            "lookup_miss": lambda: path.lookup(path.miss, 0),
+            "lookup_holes": lambda: path.lookup(path.holes, 7),
+        },
+        effort.rounds,
+        effort.per_round,
+    )
+    path.client.close()
+    return [harness.report(name, taken, batch=PATH_PAGES) for name in taken]
+
+
+def _many(address: str, barrier: object, case: str, operations: int, out: object) -> None:
+    """One of several client processes."""
+    blocks = Blocks(address, MIB, 1) if case == "get_copied_out" else None
+    path = None if blocks else Path(address)
+    action = blocks.get_copied_out if blocks else lambda: path.lookup(path.hit, PATH_PAGES)  # type: ignore[union-attr]
+    barrier.wait()  # type: ignore[attr-defined]
+    taken = harness.interleave({case: action}, 1, operations)
+    out.put(taken[case][0])  # type: ignore[attr-defined]
+
+
+def bench_clients(address: str, clients: int, effort: Effort) -> list[Result]:
+    """Several client processes at once; latency over all, throughput as the sum."""
+    context = multiprocessing.get_context("spawn")
+    results = []
+    for case, size in (("get_copied_out", MIB), ("lookup_hit_at_end", 0)):
+        barrier, out = context.Barrier(clients), context.Queue()
+        operations = effort.rounds * effort.per_round
+        arguments = (address, barrier, case, operations, out)
+        processes = [context.Process(target=_many, args=arguments) for _ in range(clients)]
+        for process in processes:
+            process.start()
+        samples = [out.get(timeout=300) for _ in processes]
+        for process in processes:
+            process.join()
+        batch = 1 if size else PATH_PAGES
+        line = harness.report(
+            case, {case: samples}, block_bytes=size, batch=batch, clients=clients
+        )
+        if size:
+            total = sum(size * len(taken) / sum(taken) for taken in samples)
+            line = dataclasses.replace(line, gb_per_s=round(total, 3))
+        results.append(line)
+    return results
+
+
+@contextlib.contextmanager
+def started_daemon(folder: pathlib.Path) -> Iterator[Daemon]:
+    """A daemon with room for every case."""
+    settings = {
+        "tiers.dram.capacity": "4GiB",
+        "tiers.dram.kv_share": "0.9",
+        "limits.staging_per_session": "512MiB",
+        "limits.staging_total": "8GiB",
+    }
+    with Daemon(folder, settings=settings, ready_seconds=120) as daemon:
+        yield daemon
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """All cases; progress goes to standard error."""
+    effort = Effort(rounds=3, per_round=32) if arguments.quick else Effort(rounds=7, per_round=128)
+    results: list[Result] = []
+    document: dict[str, object] = {"machine": harness.machine()}
+    with tempfile.TemporaryDirectory() as name, started_daemon(pathlib.Path(name)) as daemon:
+        document["daemon_idle"] = harness.process_memory_bytes(daemon.pid)
+        with floor(WORKING_SET_BYTES) as base:
+            print("lookups of 512 pages", file=sys.stderr)
+            results += bench_lookups(daemon.address, base, effort)
+            for size in SIZES:
+                for batch in (1, 64):
+                    if size * batch > BATCH_BYTES_MAX:
+                        continue
+                    print(f"blocks of {size >> 10} KiB, batches of {batch}", file=sys.stderr)
+                    results += bench_blocks(daemon.address, base, size, batch, effort)
+        for clients in (1, 8):
+            print(f"{clients} client processes", file=sys.stderr)
+            results += bench_clients(daemon.address, clients, effort)
+        if arguments.peers:
+            from benchmarks import peers
+
+            results += peers.run(effort, document)
+    if arguments.pages:
+        print(f"index of {arguments.pages} pages", file=sys.stderr)
+        document["index"] = footprint.measure(arguments.pages)
+    document["results"] = [dataclasses.asdict(result) for result in results]
+    return document
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--peers", action="store_true", help="add Redis, Mooncake and LMCache")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument(
+        "--pages", type=int, default=1_000_000, metavar="N", help="index size, 0 = skip"
+    )
+    arguments = parser.parse_args()
+    document = run(arguments)
+    if arguments.json:
+        print(json.dumps(document, indent=1))
+    else:
+        results = document.pop("results")
+        print(harness.table([Result(**line) for line in results]))  # type: ignore[attr-defined]
+        print(json.dumps(document, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""Runs the test lanes one after another, each with its clock.
+
+A lane is a folder (or a few) below tests/ with a budget in minutes; a lane that needs more is
+stopped and fails, so that `make test` stays within the hour for good (docs/testing.md shows this
+table and tests/tidy compares the two)::
+
+    python scripts/lanes.py                  every lane
+    python scripts/lanes.py unit model       some
+    python scripts/lanes.py --soak           tests marked slow, without budgets
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INSTALL_MINUTES = 12
+TOTAL_MINUTES = 59
+NO_TESTS = 5  # pytest's exit status
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """A part of the tests: `folders` below tests/, at most `minutes` long."""
+
+    name: str
+    folders: tuple[str, ...]
+    minutes: int
+    purpose: str
+
+
+LANES = (
+    Lane("tidy", ("tidy",), 6, "style, types, floors, budgets, documents, base install"),
+    Lane("unit", ("unit", "regressions"), 4, "one module at a time, no process, no socket"),
+    Lane("model", ("model",), 8, "random operations against plain-dict models, fuzzing"),
+    Lane("integration", ("integration", "contract", "attacks"), 8, "a real daemon, killed clients"),
+    Lane("adapter", ("adapter",), 9, "replay against prefill, quality gates of the trained models"),
+    Lane("e2e", ("e2e",), 10, "command line, demo and benchmark as a user runs them"),
+)
+
+assert INSTALL_MINUTES + sum(lane.minutes for lane in LANES) <= TOTAL_MINUTES
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a lane went; `closing` is pytest's closing line."""
+
+    lane: Lane
+    passed: bool
+    seconds: float
+    closing: str
+
+
+def environment(soak: bool) -> dict[str, str]:
+    """What every lane sees: the installed wheel, no hub, its hypothesis profile."""
+    wheels = sorted((ROOT / "dist").glob("anchorstore-*.whl"))
+    return os.environ | {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "ANCHORSTORE_REQUIRE_INSTALLED": "1",
+        "ANCHORSTORE_WHEEL": str(wheels[-1]) if wheels else "",
+        "ANCHORSTORE_SOAK": "1" if soak else "",
+        "HYPOTHESIS_PROFILE": "soak" if soak else "ci",
+    }
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Ends a lane with everything it started."""
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(lane: Lane, soak: bool) -> Outcome:
+    """Runs a lane, passing its output on line by line."""
+    folders = [f"tests/{name}" for name in lane.folders if (ROOT / "tests" / name).is_dir()]
+    if not folders:
+        return Outcome(lane, False, 0.0, "no such folder below tests/")
+    command = [sys.executable, "-m", "pytest", "-m", "slow" if soak else "not slow"]
+    command += ["--timeout=0"] if soak else []
+    print(f"\n==== lane {lane.name}: {lane.purpose}", flush=True)
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command + folders,
+        cwd=ROOT,
+        env=environment(soak),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    alarm = threading.Timer(lane.minutes * 60, stop, [process])
+    if not soak:
+        alarm.start()
+    closing = "no output"
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        closing = line.strip(" =\n") or closing
+    status = process.wait()
+    alarm.cancel()
+    if status == -signal.SIGKILL:
+        closing = f"stopped after its budget of {lane.minutes} minutes"
+    passed = status == 0 or (soak and status == NO_TESTS)
+    return Outcome(lane, passed, time.monotonic() - start, closing)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs the test lanes one after another.")
+    parser.add_argument("lanes", nargs="*", metavar="LANE", help="default: every lane")
+    parser.add_argument("--soak", action="store_true", help="tests marked slow, no budgets")
+    arguments = parser.parse_args()
+    names = {lane.name for lane in LANES}
+    if unknown := sorted(set(arguments.lanes) - names):
+        parser.error(f"no lane {', '.join(unknown)}: there are {', '.join(sorted(names))}")
+    chosen = [lane for lane in LANES if not arguments.lanes or lane.name in arguments.lanes]
+    outcomes = [run(lane, arguments.soak) for lane in chosen]
+    print("\n==== lanes")
+    for outcome in outcomes:
+        verdict = "ok  " if outcome.passed else "FAIL"
+        limit = f"{outcome.seconds / 60:5.1f} of {outcome.lane.minutes:2d} min"
+        print(f"{verdict} {outcome.lane.name:12s} {limit}  {outcome.closing}")
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
