@@ -1,0 +1,112 @@
+"""Values that are right one by one and wrong together.  Pure.
+
+Each problem names the keys, their values and the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from anchorstore.config.schema import Config
+from anchorstore.config.storage import SEGMENT_ALIGN_BYTES
+from anchorstore.config.values import is_loopback, parse_address
+from anchorstore.units import format_bytes
+
+SEGMENTS_MIN = 2
+SEGMENTS_MAX = 65_536
+MEMORY_PAGE_BYTES = 4096
+
+
+def problems(config: Config) -> list[str]:
+    """What keeps `config` from being started, a line each; empty where nothing does."""
+    return [*_dram(config), *_listen(config), *_tls(config), *_limits(config), *_rules(config)]
+
+
+def _dram(config: Config) -> Iterator[str]:
+    dram = config.tiers.dram
+    segment, segments = dram.pool_segment_bytes, dram.pool_segments
+    if segments < SEGMENTS_MIN:
+        yield (
+            f"tiers.dram.capacity is {format_bytes(dram.capacity_bytes)}, must be at least "
+            f"{SEGMENTS_MIN} segments of {format_bytes(segment)} (tiers.dram.segment)"
+        )
+    if segments > SEGMENTS_MAX:
+        yield (
+            f"tiers.dram.segment is {format_bytes(segment)}: {segments} segments in "
+            f"{format_bytes(dram.capacity_bytes)}, limit {SEGMENTS_MAX}"
+        )
+    step = SEGMENT_ALIGN_BYTES if dram.huge_pages == "require" else MEMORY_PAGE_BYTES
+    if segment % step:
+        yield (
+            f"tiers.dram.segment is {segment} bytes, must be a multiple of {format_bytes(step)} "
+            f'with tiers.dram.huge_pages = "{dram.huge_pages}"'
+        )
+    if dram.low_watermark >= dram.high_watermark:
+        yield (
+            f"tiers.dram.low_watermark is {dram.low_watermark:g}, must be below "
+            f"tiers.dram.high_watermark, {dram.high_watermark:g}"
+        )
+
+
+def _listen(config: Config) -> Iterator[str]:
+    listen = config.listen
+    open_at = {
+        key: parse_address(address)
+        for key, address in (
+            ("listen.tcp", listen.tcp),
+            ("listen.grpc", listen.grpc),
+            ("listen.http", listen.http),
+        )
+        if address
+    }
+    for (one, where), (other, there) in combinations(open_at.items(), 2):
+        if where == there and where[1]:
+            yield f"{one} and {other} are both {where[0]}:{where[1]}"
+    missing = [
+        key
+        for key, value in (
+            ("tls.certificate", config.tls.certificate),
+            ("auth.token_file", config.auth.token_file),
+        )
+        if not value
+    ]
+    for key in ("listen.tcp", "listen.grpc"):
+        host = open_at.get(key, ("localhost", 0))[0]
+        if missing and not listen.insecure_bind and not is_loopback(host):
+            yield (
+                f"{key} binds {host}, beyond loopback, without {' and '.join(missing)}: set both, "
+                "or listen.insecure_bind = true (--insecure-bind)"
+            )
+
+
+def _tls(config: Config) -> Iterator[str]:
+    tls = config.tls
+    if bool(tls.certificate) != bool(tls.key):
+        has, lacks = ("certificate", "key") if tls.certificate else ("key", "certificate")
+        yield f"tls.{has} is set without tls.{lacks}: TLS needs both"
+    if tls.client_ca and not tls.certificate:
+        yield "tls.client_ca is set without tls.certificate: there is no TLS to check clients in"
+
+
+def _limits(config: Config) -> Iterator[str]:
+    limits = config.limits
+    if limits.staging_per_session_bytes > limits.staging_total_bytes:
+        yield (
+            "limits.staging_per_session is "
+            f"{format_bytes(limits.staging_per_session_bytes)}, must not exceed "
+            f"limits.staging_total, {format_bytes(limits.staging_total_bytes)}"
+        )
+    if limits.sessions > limits.connections:
+        yield (
+            f"limits.sessions is {limits.sessions}, must not exceed limits.connections, "
+            f"{limits.connections}: a session ends with its last connection"
+        )
+
+
+def _rules(config: Config) -> Iterator[str]:
+    seen = set()
+    for rule in config.namespaces.rules:
+        if (rule.domain, rule.model) in seen:
+            yield f"namespaces.rules has two rules for domain {rule.domain}, model {rule.model}"
+        seen.add((rule.domain, rule.model))

@@ -1,0 +1,381 @@
+"""Configuration of what the daemon holds and for how long: tiers, lease, limits, deadlines,
+namespaces.
+
+Every key states its meaning and when to change it (anchorstore/config/fields.py).  Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from anchorstore.config import values
+from anchorstore.config.fields import setting
+from anchorstore.units import GIB, MIB
+
+LINEAGE_ANY = 255
+SEGMENT_ALIGN_BYTES = 2 * MIB  # a huge page on x86-64 and aarch64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DramConfig:
+    """The pool in this host's memory."""
+
+    capacity_bytes: int = setting(
+        values.size("1MiB"),
+        "4GiB",
+        "Memory of the pool, taken from the host at start and never given back.",
+        "First: what the host can spare.  `anchorstore size` says what a model needs.",
+    )
+    segment_bytes: int | None = setting(
+        values.size_or_auto("64KiB", "64GiB"),
+        "auto",
+        "Region that a client maps once and that holds one domain's blocks of one size.  auto = "
+        "capacity / 64 within 4MiB to 1GiB, in steps of 2MiB.",
+        "Smaller with many domains or layouts in a small pool; never below the largest block.",
+    )
+    huge_pages: str = setting(
+        values.choice("auto", "never", "require"),
+        "auto",
+        "Whether the pool lies on 2 MiB pages: where the host has enough reserved, never, or "
+        "refuse to start without them.",
+        '"require" on hosts that reserve them (vm.nr_hugepages).',
+    )
+    prefault: bool = setting(
+        values.switch(),
+        True,
+        "Touches the whole pool at start, so that no put pays for a page fault and a host without "
+        "the memory is found at start.  readyz answers 503 until it is done.",
+        "false for a quick start with a large pool on a test machine.",
+    )
+    anchor_share: float = setting(
+        values.fraction(),
+        0.25,
+        "Largest part of the pool's segments that anchor blocks may take (at least one segment).",
+        "By the model: anchors / (anchors + kv) of `anchorstore size`, and some room.",
+    )
+    kv_share: float = setting(
+        values.fraction(),
+        0.75,
+        "Largest part of the pool's segments that kv blocks may take (at least one segment).",
+        "Together with tiers.dram.anchor_share; the shares may sum to more than 1.",
+    )
+    state_share: float = setting(
+        values.fraction(),
+        0.25,
+        "Largest part of the pool's segments that exact checkpoints may take (at least one "
+        "segment).",
+        "When engines store checkpoints: each is as large as hundreds of pages of anchors.",
+    )
+    high_watermark: float = setting(
+        values.fraction(),
+        0.95,
+        "Part of a component's capacity above which blocks are evicted ahead of need.",
+        "Lower where puts come in bursts.",
+    )
+    low_watermark: float = setting(
+        values.fraction(),
+        0.9,
+        "Part of a component's capacity at which such an eviction stops.",
+        "Together with tiers.dram.high_watermark.",
+    )
+
+    @property
+    def pool_segment_bytes(self) -> int:
+        """Bytes of a segment, "auto" worked out."""
+        if self.segment_bytes is not None:
+            return self.segment_bytes
+        wanted = min(max(self.capacity_bytes // 64, 4 * MIB), GIB)
+        return wanted // SEGMENT_ALIGN_BYTES * SEGMENT_ALIGN_BYTES
+
+    @property
+    def pool_segments(self) -> int:
+        """Whole segments in the pool."""
+        return self.capacity_bytes // self.pool_segment_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TiersConfig:
+    """Media that hold blocks."""
+
+    dram: DramConfig = dataclasses.field(default_factory=DramConfig)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaseConfig:
+    """How long rights last."""
+
+    read_ttl_seconds: float = setting(
+        values.duration("100ms", "1h"),
+        "10s",
+        "A lookup's blocks stay where they are for this long; a client may renew.",
+        "Longer where replays queue before they copy; a crashed reader holds its blocks this long.",
+    )
+    write_ttl_seconds: float = setting(
+        values.duration("100ms", "1h"),
+        "10s",
+        "A reservation ends unless it is sealed within this time.",
+        "Longer for slow remote writers.",
+    )
+    session_ttl_seconds: float = setting(
+        values.duration("1s", "24h"),
+        "30s",
+        "A session without a connection ends after this time, so a session id handed to another "
+        "process must be used within it.",
+        "Longer where workers start slowly after their scheduler.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """Fixed pools: each is refused with a clear error when it is used up."""
+
+    sessions: int = setting(
+        values.count(1, 65_536),
+        256,
+        "Sessions open at once.",
+        "More than this many engines on the host and beyond.",
+    )
+    namespaces: int = setting(
+        values.count(1, 65_535),
+        1024,
+        "Namespaces known at once (domain, model, weights, adapter, page size and salt).",
+        "With many LoRA adapters or caller's salts.",
+    )
+    layouts_per_session: int = setting(
+        values.count(1, 64),
+        8,
+        "Layouts that a session may name: one a component and shard.",
+        "When one process reads every shard of a tensor-parallel engine.",
+    )
+    pages_per_call: int = setting(
+        values.count(1, 131_072),
+        16_384,
+        "Pages in one Lookup or Reserve; 16384 pages of 64 tokens are a million tokens.",
+        "For longer contexts or smaller pages.",
+    )
+    reservations_per_session: int = setting(
+        values.count(1, 65_536),
+        64,
+        "Reservations open at once in a session.",
+        "Engines that write more than this many requests at once.",
+    )
+    leases_per_session: int = setting(
+        values.count(1, 1_048_576),
+        1024,
+        "Read leases held at once by a session.",
+        "Engines that look up more requests than this within lease.read_ttl.",
+    )
+    staging_per_session_bytes: int = setting(
+        values.size("1MiB", "1TiB"),
+        "256MiB",
+        "Memory in which a session writes blocks before they are sealed.",
+        "Larger for longer runs in one seal; a client asks for what it wants, up to this.",
+    )
+    staging_total_bytes: int = setting(
+        values.size("1MiB", "16TiB"),
+        "2GiB",
+        "Staging memory of all sessions together.  It comes on top of the pool.",
+        "Number of writers times what each asks for.",
+    )
+    connections: int = setting(
+        values.count(1, 65_536),
+        1024,
+        "Connections open at once, all carriers together.",
+        "Engines times their processes.",
+    )
+    calls_per_connection: int = setting(
+        values.count(1, 4096),
+        32,
+        "Calls of one connection in progress at once; further ones wait unread.",
+        "Seldom.",
+    )
+    mover_threads: int = setting(
+        values.count(1, 256),
+        2,
+        "Threads that copy blocks from staging into the pool.",
+        "One thread copies several GB/s; more where many engines prefill at once.",
+    )
+    mover_queue: int = setting(
+        values.count(1, 65_536),
+        256,
+        "Seals waiting for a mover thread; a further one is told to come back.",
+        "Seldom: a longer queue is a longer wait.",
+    )
+    evict_step_blocks: int = setting(
+        values.count(1, 1_048_576),
+        256,
+        "Blocks evicted in one go before other calls are served again.",
+        "Seldom.",
+    )
+    list_pages: int = setting(
+        values.count(1, 100_000),
+        1000,
+        "Pages in one answer to `anchorstore ls`.",
+        "Seldom.",
+    )
+    http_connections: int = setting(
+        values.count(1, 4096),
+        64,
+        "Connections of listen.http open at once.",
+        "Seldom.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeadlinesConfig:
+    """How long the daemon waits for others."""
+
+    handshake_seconds: float = setting(
+        values.duration("100ms", "10m"),
+        "5s",
+        "A new connection must attach to a session, join one, or make an operator's call within "
+        "this time (the TLS handshake included).",
+        "Seldom.",
+    )
+    frame_seconds: float = setting(
+        values.duration("100ms", "1h"),
+        "30s",
+        "A frame that has begun must have arrived within this time, its payload included.",
+        "Longer for slow networks.",
+    )
+    idle_write_seconds: float = setting(
+        values.duration("100ms", "1h"),
+        "10s",
+        "A peer that reads none of its answers for this long is cut off.",
+        "Longer for engines that stop for long (debuggers).",
+    )
+    keepalive_seconds: float = setting(
+        values.duration("1s", "2h"),
+        "15s",
+        "Silence after which a remote connection is probed; three probes without an answer end it.",
+        "Shorter where hosts vanish without a word.",
+    )
+    grpc_seconds: float = setting(
+        values.duration("100ms", "1h"),
+        "30s",
+        "A gRPC call is given up after this time, whatever its caller's deadline.",
+        "Longer for `check --checksums` over gRPC on a large pool.",
+    )
+    http_seconds: float = setting(
+        values.duration("100ms", "1m"),
+        "5s",
+        "A request to listen.http must have arrived, and its answer left, within this time.",
+        "Seldom.",
+    )
+    housekeeping_seconds: float = setting(
+        values.duration("10ms", "10s"),
+        "250ms",
+        "Longest pause between two rounds of expiry and eviction ahead of need.",
+        "Seldom.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NamespaceRule:
+    """What one domain's model may use; what a rule leaves out is as for all."""
+
+    domain: str
+    model: str
+    quota_bytes: int | None = None
+    max_lineage: int | None = None
+
+
+_RULE_KINDS: Mapping[str, tuple[str, values.Kind]] = {
+    "domain": ("domain", values.text()),
+    "model": ("model", values.text()),
+    "quota": ("quota_bytes", values.size("0B")),
+    "max_lineage": ("max_lineage", values.count(0, LINEAGE_ANY)),
+}
+
+
+def _parse_rule(entry: object) -> NamespaceRule:
+    if not isinstance(entry, dict):
+        raise ValueError(f"is {entry!r}, must be a table with domain, model, quota, max_lineage")
+    found = {}
+    for key, value in entry.items():
+        if key not in _RULE_KINDS:
+            known = ", ".join(_RULE_KINDS)
+            raise ValueError(f"has the unknown key {key!r}; a rule has {known}")
+        attribute, kind = _RULE_KINDS[key]
+        try:
+            found[attribute] = kind.parse(value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+    for key in ("domain", "model"):
+        if key not in found:
+            raise ValueError(f"lacks {key}: {entry!r}")
+    return NamespaceRule(**found)
+
+
+def _parse_rules(value: object) -> tuple[NamespaceRule, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"is {value!r}, must be a list of tables")
+    rules = []
+    for number, entry in enumerate(value, 1):
+        try:
+            rules.append(_parse_rule(entry))
+        except ValueError as error:
+            raise ValueError(f"rule {number}: {error}") from error
+    return tuple(rules)
+
+
+def _show_rules(rules: tuple[NamespaceRule, ...]) -> str:
+    shown = []
+    for rule in rules:
+        pairs = [
+            f"{key} = {kind.show(getattr(rule, attribute))}"
+            for key, (attribute, kind) in _RULE_KINDS.items()
+            if getattr(rule, attribute) is not None
+        ]
+        shown.append(f"{{ {', '.join(pairs)} }}")
+    return f"[{', '.join(shown)}]"
+
+
+def _read_rules(written: str) -> object:
+    raise ValueError(f"is {written!r}: rules can stand in a file alone")
+
+
+RULES = values.Kind("tables", "", _parse_rules, _show_rules, _read_rules)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NamespacesConfig:
+    """What a namespace may use."""
+
+    max_lineage: int = setting(
+        values.count(0, LINEAGE_ANY),
+        16,
+        "Deepest lineage that a namespace stores: 0 = exact blocks alone, 255 = any.",
+        "0 where replayed states must never feed later pages.",
+    )
+    quota_bytes: int = setting(
+        values.size("0B"),
+        "0B",
+        "Bytes of slots that one namespace may fill, its own oldest pages going first; 0B = the "
+        "pool is the limit.",
+        "When one model's traffic must not evict another's.",
+    )
+    rules: tuple[NamespaceRule, ...] = setting(
+        RULES,
+        [],
+        "Exceptions by domain and model: [[namespaces.rules]] with domain, model and quota, "
+        "max_lineage or both.",
+        "For the models that matter most, or least.",
+    )
+
+    def quotas(self) -> dict[tuple[str, str], int]:
+        """Quota in bytes by (domain, model), where a rule sets one; 0 = none."""
+        return {
+            (rule.domain, rule.model): rule.quota_bytes
+            for rule in self.rules
+            if rule.quota_bytes is not None
+        }
+
+    def max_lineages(self) -> dict[tuple[str, str], int]:
+        """Deepest lineage stored by (domain, model), where a rule sets one."""
+        return {
+            (rule.domain, rule.model): rule.max_lineage
+            for rule in self.rules
+            if rule.max_lineage is not None
+        }
