@@ -315,9 +315,7 @@ def layout_from_cbor(component: int, encoded: bytes, head_start: int, head_stop:
             f"{name} belongs to component {int(cls.component)}, was sent as {component}"
         )
     if set(fields) != set(_FIELDS[cls]):
-        raise SpecMismatch(
-            f"{name} has fields {sorted(fields)}, must have {sorted(_FIELDS[cls])}"
-        )
+        raise SpecMismatch(f"{name} has fields {sorted(fields)}, must have {sorted(_FIELDS[cls])}")
     values: dict[str, Any] = dict(fields)
     if cls is KvLayout:
         values |= {"head_start": head_start, "head_stop": head_stop}
