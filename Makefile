@@ -1,0 +1,89 @@
+# anchorstore: what one types.  `make help` lists it.
+#
+#   .venv/            everything: torch (CPU), the wheel built from this checkout, its extras
+#   .venv-proto/      the pinned stub generator, which wants an older protobuf
+#   dist/             the wheel that the tests and the demo run
+#
+# Each step leaves a stamp in .venv/, so a second call installs nothing again; the wheel is built
+# anew when a source file is newer, its requirements are installed anew when pyproject.toml is.
+#
+# torch: `pip install torch==2.13.0` takes whatever build pip finds.  Where that is a CUDA build of
+# several GB and a CPU build is wanted, name an index of CPU builds (PyTorch's install page has
+# one):  make test TORCH_INDEX=https://...
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+EXTRAS := server,transformers,dev
+PROTO_TOOLS := grpcio-tools==1.74.0
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := $(shell find anchorstore engine_adapter -type f -not -path '*/__pycache__/*')
+PROJECT := pyproject.toml README.md LICENSE
+
+# The checkout is not importable but for benchmarks/ (see .venv/.wheel): tests see the wheel.
+export PYTHONSAFEPATH := 1
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help venv demo test tidy bench soak proto clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+venv: .venv/.wheel ## create or refresh .venv
+
+demo: .venv/.wheel ## serve, share, resume: two engines, one store (ARGS="--json")
+	@$(BIN)/anchorstore demo $(ARGS)
+
+test: .venv/.wheel .venv-proto/.done ## every lane of docs/testing.md in order (LANES="unit e2e")
+	@scripts/ensure_redis.sh
+	@$(BIN)/python scripts/lanes.py $(LANES)
+
+tidy: .venv/.wheel .venv-proto/.done ## style, types, floors, budgets, documents
+	@$(BIN)/python scripts/lanes.py tidy
+
+bench: .venv/.wheel ## the store's speed beside memcpy and the floor (ARGS="--json --peers")
+	@$(BIN)/python -m benchmarks.store $(ARGS)
+
+soak: .venv/.wheel ## the long runs: tests marked slow, deeper searches
+	@scripts/ensure_redis.sh
+	@$(BIN)/python scripts/lanes.py --soak $(LANES)
+
+proto: .venv-proto/.done ## write the stubs from proto/ anew
+	@.venv-proto/bin/python scripts/proto.py
+
+clean: ## remove environments, builds and caches
+	rm -rf .venv .venv-proto dist build .cache .make .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "anchorstore needs Python 3.11 or newer, $(PYTHON) is older: set PYTHON=..."; exit 1; }
+	@echo "== creating .venv with $(PYTHON)"
+	@$(PYTHON) -m venv .venv \
+	  || { echo "no venv module: on Debian, apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+.venv/.torch: .venv/.python
+	@echo "== installing $(TORCH)"
+	$(PIP) install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) install -q 'hatchling>=1.27'
+	@touch $@
+
+.venv/.wheel: $(SOURCES) $(PROJECT) .venv/.torch
+	@scripts/install_wheel.sh "$(EXTRAS)"
+	@touch $@
+
+.venv-proto/.done:
+	@echo "== creating .venv-proto with $(PROTO_TOOLS)"
+	@$(PYTHON) -m venv .venv-proto
+	@.venv-proto/bin/python -m pip --disable-pip-version-check install -q $(PROTO_TOOLS)
+	@touch $@
