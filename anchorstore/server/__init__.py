@@ -1,0 +1,1 @@
+"""The daemon: a pure core that decides (`core/`) and a shell around it that acts."""

@@ -1,0 +1,364 @@
+"""What goes into the core and what comes out of it: plain values, no behaviour.
+
+::
+
+    shell --- request, now ---> Store --- answer, or work to perform ---> shell
+
+A `SealWork` is the only work that takes time: the shell formats segments, copies blocks, then
+hands the ticket back.  Everything per block travels as columns (numpy arrays of equal length).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anchorstore.layout import Component
+
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.intp]
+
+ANY_LINEAGE = 255
+"""A bound that every lineage satisfies; block lineages are 0..254, deeper ones count as 254."""
+DEEPEST_LINEAGE = 254
+
+
+class Miss(enum.IntEnum):
+    """Why a lookup found no boundary.  Numbers of the schema's MissReason."""
+
+    HIT = 0
+    NOT_STORED = 1
+    INCOMPLETE = 2
+    LINEAGE = 3
+    MARGIN = 4
+    DISABLED = 5
+
+
+class Verdict(enum.IntEnum):
+    """Answer of reserve, per page and layout."""
+
+    TAKE = 1
+    KNOWN = 2
+    DECLINED = 3
+
+
+class Sealed(enum.IntEnum):
+    """Answer of a seal, per block.  PENDING only between begin_seal and finish_seal."""
+
+    PENDING = 0
+    SEALED = 1
+    KNOWN = 2
+    DECLINED = 3
+    MISMATCH = 4
+
+
+class Declined(enum.StrEnum):
+    """Why blocks were declined."""
+
+    NOTHING = ""
+    QUOTA = "quota"
+    LINEAGE = "lineage"
+    DISABLED = "disabled"
+    CAPACITY = "capacity"
+    LIMIT = "limit"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreConfig:
+    """Limits and sizes of one store.  Every bound is checked when the store is made.
+
+    Attributes:
+        segments: regions in the dram pool.
+        segment_bytes: size of each.
+        component_share: fraction of `segments` that a component may take, each in (0, 1]; at
+            least one segment where the share is not 0.  A component without a share stores
+            nothing.  The shares may sum to more than 1.
+        high_watermark: fraction of a component's capacity above which `evict_step` works.
+        low_watermark: fraction down to which it works.
+        read_ttl_seconds: life of a read lease.
+        write_ttl_seconds: life of a reservation after its last use.
+        session_ttl_seconds: life of a session without a connection.
+        max_pages: pages in one lookup or reserve.
+        max_layouts, max_reservations, max_leases: each per session.
+        default_quota_bytes: of a namespace without its own entry; 0 = none.
+        quotas: (domain, model) -> bytes of slots, 0 = none.
+        default_max_lineage: deepest lineage that a namespace stores; 255 = any.
+    """
+
+    segments: int
+    segment_bytes: int
+    component_share: Mapping[Component, float]
+    high_watermark: float = 0.95
+    low_watermark: float = 0.90
+    read_ttl_seconds: float = 30.0
+    write_ttl_seconds: float = 30.0
+    session_ttl_seconds: float = 60.0
+    max_sessions: int = 256
+    max_namespaces: int = 1024
+    max_layouts: int = 16
+    max_pages: int = 16_384
+    max_reservations: int = 256
+    max_leases: int = 4096
+    default_quota_bytes: int = 0
+    quotas: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    default_max_lineage: int = 16
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("segments", "segment_bytes", "read_ttl_seconds", "write_ttl_seconds"),
+            *("session_ttl_seconds", "max_sessions", "max_namespaces", "max_layouts"),
+            *("max_pages", "max_reservations", "max_leases"),
+        ):
+            assert getattr(self, name) > 0, f"{name} is {getattr(self, name)}, must be above 0"
+        assert self.max_layouts <= 255, f"max_layouts is {self.max_layouts}, limit 255"
+        assert 0 < self.low_watermark <= self.high_watermark <= 1, (
+            f"watermarks {self.low_watermark} and {self.high_watermark} must rise within (0, 1]"
+        )
+        for component, share in self.component_share.items():
+            assert 0 < share <= 1, f"share of {component.name} is {share}, must be in (0, 1]"
+        assert 0 <= self.default_max_lineage <= ANY_LINEAGE, self.default_max_lineage
+        assert self.default_quota_bytes >= 0 and all(q >= 0 for q in self.quotas.values())
+
+    def quota_bytes(self, domain: str, model: str) -> int:
+        """Bytes of slots that namespaces of this domain and model may take each; 0 = no bound."""
+        return self.quotas.get((domain, model), self.default_quota_bytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NeedAll:
+    """Every page from `first_page` up to the boundary (kv beyond what the engine holds)."""
+
+    layout: int
+    first_page: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NeedWindow:
+    """The trailing pages that a replay needs (anchors).
+
+    For n tokens at the resume point that is min(ceil(ratio n), max_rows, rows that exist) rows.
+    Fewer are accepted, down to `min_rows`; 0 means exactly what is needed.
+    """
+
+    layout: int
+    ratio: float
+    max_rows: int
+    rows_per_page: int
+    min_rows: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NeedLast:
+    """The last page before the resume point alone (an exact state)."""
+
+    layout: int
+
+
+Need = NeedAll | NeedWindow | NeedLast
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionGrant:
+    """What a session got.  `slot_bytes` has one entry a layout, in order."""
+
+    root_digest: bytes
+    slot_bytes: tuple[int, ...]
+    max_lineage: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReserveResult:
+    """`reservation_id` is 0 where nothing is to be written; `verdicts` one byte a page and layout,
+    page-major; `reason` says why blocks were declined ("" where none was)."""
+
+    reservation_id: int
+    verdicts: bytes
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FormatSegment:
+    """Work: write the header and the generations of pool region `index` before any copy.
+
+    `fresh_memory` asks for a new memory object first: the old one was mapped by another domain.
+    """
+
+    index: int
+    segment_id: int
+    slot_bytes: int
+    slots: int
+    first_generation: int
+    fresh_memory: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copies:
+    """Work: one element a block to copy.  All arrays [n].
+
+    The mover writes `generation` (odd) to the slot's word before it copies `block_bytes` to
+    `offset` of the pool region `segment_index`, and `generation + 1` after the checksum.
+    """
+
+    request_index: U32
+    segment_index: U32
+    segment_id: U32
+    slot: U32
+    offset: U64
+    block_bytes: U64
+    generation: U32
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SealWork:
+    """`results` has one byte a requested block: PENDING where `copies` names it."""
+
+    ticket: int
+    results: bytearray
+    formats: list[FormatSegment]
+    copies: Copies
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockColumns:
+    """Where the blocks of one need lie.  One element a page, from `first_page` on.
+
+    Attributes:
+        layout: position among the session's layouts.
+        segments: u32, segment ids.
+        offsets: u64, bytes from the start of the segment.
+        generations: u32, even.
+        checksums: u64, xxh3 of the block.
+    """
+
+    layout: int
+    first_page: int
+    segments: U32
+    offsets: U64
+    generations: U32
+    checksums: U64
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LookupResult:
+    """Answer of a lookup: a miss has boundary 0, lease 0 and no columns; a hit one column set a
+    need.  `lineage` is the deepest among the leased blocks."""
+
+    boundary_pages: int
+    resume_pages: int
+    lease_id: int
+    lineage: int
+    miss: Miss
+    columns: list[BlockColumns]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComponentStatus:
+    """One component's part of the pool."""
+
+    component: Component
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    segments: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NamespaceStatus:
+    """One namespace, for operators.  `bytes` counts slots, sealed and reserved."""
+
+    domain: str
+    model: str
+    root_digest: bytes
+    pages: int
+    bytes: int
+    quota_bytes: int
+    max_lineage: int
+    enabled: bool
+    sessions: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """The whole store, for operators and metrics."""
+
+    sessions: int
+    leases: int
+    reservations: int
+    seals_in_flight: int
+    pages: int
+    blocks: int
+    index_bytes: int
+    capacity_bytes: int
+    used_bytes: int
+    segments: int
+    segments_free: int
+    components: list[ComponentStatus]
+    namespaces: list[NamespaceStatus]
+    counters: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockStatus:
+    """One sealed block, for operators."""
+
+    component: Component
+    layout_digest: bytes
+    shard: int
+    lineage: int
+    leases: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageStatus:
+    """One page, for operators.  `page` is its index in its prefix."""
+
+    path_hash: bytes
+    page: int
+    children: int
+    blocks: list[BlockStatus]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageList:
+    """Pages in index order; `next_cursor` is 0 at the end."""
+
+    pages: list[PageStatus]
+    next_cursor: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """How far a prefix matches and why it ends there."""
+
+    pages_asked: int
+    pages_present: int
+    components: list[str]
+    ends_because: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Removed:
+    """`blocks_leased` of the removed blocks keep their slots until their leases end."""
+
+    blocks_removed: int
+    blocks_leased: int
+
+
+def column(values: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """`values` as a contiguous array of `dtype`."""
+    return np.ascontiguousarray(values, dtype=dtype)

@@ -1,0 +1,1 @@
+"""Bytes at rest: the media that hold blocks."""
