@@ -105,11 +105,14 @@ class AuthConfig:
     default_domain: str = setting(
         values.text(),
         "default",
-        "Domain of a local user that auth.uids does not name.",
+        "Domain of local users that auth.uids does not name, and of remote engines where there is "
+        "no token file.",
         "Seldom: name users in auth.uids instead.",
     )
     token_file: str = setting(
-        values.path(empty_means="no token is valid"),
+        values.path(
+            empty_means="remote engines need no token, their domain is auth.default_domain"
+        ),
         "",
         'Bearer tokens of remote engines: one "domain token" a line, # starts a comment.',
         "Needed for listen.tcp and listen.grpc beyond loopback.",
@@ -117,7 +120,7 @@ class AuthConfig:
     admin_token_file: str = setting(
         values.path(empty_means="no remote operator"),
         "",
-        "Bearer tokens of remote operators, one a line: they see every domain.",
+        "Bearer tokens of remote operators, one a line: they see and change every domain.",
         "When status, ls, check or explain are to work from another host.",
     )
     admin_uids: tuple[int, ...] = setting(
