@@ -1,0 +1,141 @@
+"""`anchorstore explain`: how far a prefix matches, and why it ends there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from anchorstore.cli import connection, names
+from anchorstore.cli.output import add_json_option, digest, number, plain, print_json
+from anchorstore.errors import InvalidKey, ModelError, UsageError
+from anchorstore.keys import DIGEST_BYTES, PAGE_TOKENS_DEFAULT, path_hashes
+from anchorstore.transport.frames import Method
+from anchorstore.wire.v1 import admin_pb2
+
+_SEPARATORS = re.compile(r"[\s,\[\]]+")
+_HASHES = re.compile(r"(?:[0-9a-f]{64})+", re.IGNORECASE)
+_DESCRIPTION = """\
+Says how far a prefix matches in a namespace of a running daemon, and why it ends there.
+
+PROMPT is token ids ("1,2,3", a JSON list), path hashes in hex (64 letters each, page 0 first), or
+text with --tokenizer; or a file with one of these, or - for standard input."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `explain`."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="how far a prefix matches, and why it ends there",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompt", metavar="PROMPT", help="token ids, hashes, text, a file or -")
+    parser.add_argument(
+        "--namespace", metavar="NAMESPACE", help=f"{names.HELP} (default: the only one)"
+    )
+    parser.add_argument(
+        "--page-tokens",
+        type=int,
+        default=PAGE_TOKENS_DEFAULT,
+        metavar="N",
+        help=f"tokens in a page of this namespace (default {PAGE_TOKENS_DEFAULT})",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", help="model folder whose tokenizer turns text into token ids"
+    )
+    connection.add_options(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Asks and prints."""
+    if args.page_tokens < 1:
+        raise UsageError(f"--page-tokens is {args.page_tokens}, must be at least 1")
+    prompt = parse_prompt(read_prompt(args.prompt), args.tokenizer)
+    with connection.connect(args) as daemon:
+        space = names.resolve(names.namespaces(daemon), args.namespace)
+        hashes = (
+            prompt
+            if isinstance(prompt, bytes)
+            else path_hashes(space.root_digest, prompt, args.page_tokens)
+        )
+        if not hashes:
+            raise UsageError(f"prompt is shorter than one page of {args.page_tokens} tokens")
+        request = admin_pb2.ExplainRequest(root_digest=space.root_digest, path_hashes=hashes)
+        answer = daemon.call(Method.EXPLAIN, request, admin_pb2.ExplainResponse)
+    if args.json:
+        namespace = {"root_digest": space.root_digest.hex(), "model": space.model}
+        print_json({**plain(answer), "page_tokens": args.page_tokens, "namespace": namespace})
+    else:
+        print(explain_text(answer, space, args.page_tokens), end="")
+    return 0
+
+
+def read_prompt(argument: str) -> str:
+    """The prompt itself, from the argument, the file it names, or standard input for "-"."""
+    if argument == "-":
+        return sys.stdin.read()
+    try:
+        is_file = Path(argument).is_file()
+    except OSError:  # far too long for a name: it is the prompt itself
+        return argument
+    if not is_file:
+        return argument
+    try:
+        return Path(argument).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"prompt file {argument}: {error}") from error
+
+
+def parse_prompt(text: str, tokenizer: str | None) -> bytes | Sequence[int]:
+    """Path hashes (32 n bytes) or token ids, whichever `text` holds.
+
+    With a tokenizer it is text.  UsageError where it is neither.
+    """
+    if tokenizer is not None:
+        return _tokenize(text, tokenizer)
+    words = [word for word in _SEPARATORS.split(text) if word]
+    if not words:
+        raise UsageError("prompt is empty")
+    if all(word.isascii() and word.isdigit() and len(word) < 2 * DIGEST_BYTES for word in words):
+        return [int(word) for word in words]
+    words = [word.strip("\"'") for word in words]
+    if all(_HASHES.fullmatch(word) for word in words):
+        return bytes.fromhex("".join(words))
+    shown = json.dumps(text[:40], ensure_ascii=False)
+    raise UsageError(
+        f"prompt {shown} is neither token ids nor path hashes of {2 * DIGEST_BYTES} hexadecimal "
+        "letters; text needs --tokenizer DIR"
+    )
+
+
+def _tokenize(text: str, folder: str) -> list[int]:
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise UsageError("--tokenizer needs: pip install 'anchorstore[transformers]'") from error
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--tokenizer {folder}: {error}") from error
+    tokens = [int(token) for token in tokenizer.encode(text)]
+    if not tokens:
+        raise InvalidKey("prompt has no tokens")
+    return tokens
+
+
+def explain_text(
+    answer: admin_pb2.ExplainResponse, space: admin_pb2.NamespaceStatus, page_tokens: int
+) -> str:
+    """The match as people read it."""
+    lines = [f"namespace  {digest(space.root_digest)}  {space.domain}/{space.model}"]
+    for name, pages in (("asked", answer.pages_asked), ("present", answer.pages_present)):
+        lines.append(f"{name:<9}  {number(pages)} pages, {number(pages * page_tokens)} tokens")
+    lines += [f"           {component}" for component in answer.components]
+    lines.append(f"ends       {answer.ends_because}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,110 @@
+"""`anchorstore ls`: namespaces, or the pages of one."""
+
+from __future__ import annotations
+
+import argparse
+
+from anchorstore.cli import connection, names
+from anchorstore.cli.connection import Connection
+from anchorstore.cli.output import (
+    add_json_option,
+    component_word,
+    digest,
+    number,
+    plain,
+    print_json,
+    table,
+)
+from anchorstore.cli.status import namespaces_text
+from anchorstore.transport.frames import Method
+from anchorstore.units import format_bytes
+from anchorstore.wire.v1 import admin_pb2
+
+PAGES_PER_CALL = 1000
+LIMIT_DEFAULT = 1000
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `ls`."""
+    parser = subparsers.add_parser(
+        "ls",
+        help="list namespaces, or the pages of one",
+        description="Lists the namespaces of a running daemon, or the pages of one of them, a "
+        "line a block.",
+    )
+    names.add_argument(parser, optional=True)
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=LIMIT_DEFAULT,
+        metavar="N",
+        help=f"most pages listed; 0 = all (default {LIMIT_DEFAULT})",
+    )
+    connection.add_options(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Asks and prints."""
+    with connection.connect(args) as daemon:
+        spaces = names.namespaces(daemon)
+        if args.namespace is None:
+            return _print_namespaces(spaces, args.json)
+        root = names.resolve(spaces, args.namespace).root_digest
+        pages, is_cut = list_pages(daemon, root, args.limit)
+    if args.json:
+        print_json({"pages": [plain(page) for page in pages], "more": is_cut})
+        return 0
+    print(pages_text(pages), end="")
+    if is_cut:
+        print(f"... more than {number(args.limit)} pages; --limit 0 lists all")
+    return 0
+
+
+def _print_namespaces(spaces: list[admin_pb2.NamespaceStatus], as_json: bool) -> int:
+    if as_json:
+        print_json({"namespaces": [plain(space) for space in spaces]})
+    else:
+        print(namespaces_text(spaces), end="")
+    return 0
+
+
+def list_pages(
+    daemon: Connection, root: bytes, limit: int
+) -> tuple[list[admin_pb2.PageStatus], bool]:
+    """Up to `limit` pages (0 = all), and whether there are more."""
+    pages: list[admin_pb2.PageStatus] = []
+    cursor = 0
+    while True:
+        left = limit - len(pages) if limit else PAGES_PER_CALL
+        request = admin_pb2.ListRequest(
+            root_digest=root, cursor=cursor, limit=min(left, PAGES_PER_CALL)
+        )
+        answer = daemon.call(Method.LIST, request, admin_pb2.ListResponse)
+        pages += answer.pages
+        cursor = answer.next_cursor
+        if not cursor:
+            return pages, False
+        if limit and len(pages) >= limit:
+            return pages, True
+
+
+def pages_text(pages: list[admin_pb2.PageStatus]) -> str:
+    """A line a block; a page's later blocks leave the page's columns empty."""
+    headers = ["PATH HASH", "PAGE", "CHILDREN", "COMPONENT", "LAYOUT", "SHARD", "TIER"]
+    rows = []
+    for page in pages:
+        first = [digest(page.path_hash), number(page.page), number(page.children)]
+        for block in page.blocks:
+            cells = [component_word(block.component), digest(block.layout_digest)]
+            cells += [_shard(block.shard), block.tier, format_bytes(block.bytes)]
+            rows.append([*first, *cells, str(block.lineage), str(block.leases)])
+            first = ["", "", ""]
+        if not page.blocks:
+            rows.append([*first, "none", "", "", "", "", "", ""])
+    return table([*headers, "SIZE", "LINEAGE", "LEASES"], rows, "lrrllllrrr")
+
+
+def _shard(shard: int) -> str:
+    """E.g. "heads 0-4" (the last one excluded), "-" where the component has no heads."""
+    return f"heads {shard >> 16}-{shard & 0xFFFF}" if shard else "-"

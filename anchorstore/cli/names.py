@@ -1,0 +1,68 @@
+"""From what an operator types to one namespace of the daemon."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from anchorstore.cli.connection import Connection
+from anchorstore.cli.output import digest
+from anchorstore.errors import InvalidKey, UsageError
+from anchorstore.keys import DIGEST_BYTES
+from anchorstore.transport.frames import Method
+from anchorstore.wire.v1 import admin_pb2
+
+PREFIX_LETTERS_MIN = 4
+HELP = "a namespace: its root digest or the first letters of it, its model, or domain/model"
+
+
+def add_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Adds the positional NAMESPACE."""
+    parser.add_argument(
+        "namespace", metavar="NAMESPACE", nargs="?" if optional else None, help=HELP
+    )
+
+
+def namespaces(daemon: Connection) -> list[admin_pb2.NamespaceStatus]:
+    """Every namespace that the caller may see."""
+    answer = daemon.call(Method.LIST, admin_pb2.ListRequest(), admin_pb2.ListResponse)
+    return list(answer.namespaces)
+
+
+def resolve(
+    spaces: Sequence[admin_pb2.NamespaceStatus], wanted: str | None
+) -> admin_pb2.NamespaceStatus:
+    """The one namespace meant by `wanted`; None means the only one there is.
+
+    UsageError says what there is where none or several fit.
+    """
+    found = [space for space in spaces if wanted is None or _fits(space, wanted)]
+    if len(found) == 1:
+        return found[0]
+    listed = "".join(
+        f"\n  {digest(space.root_digest)}  {space.domain}/{space.model}"
+        for space in (found or spaces)
+    )
+    subject = "no namespace was named" if wanted is None else f"namespace {wanted!r}"
+    if not spaces:
+        raise UsageError(f"{subject}: the daemon has none")
+    reason = f"{len(found)} fit, name one by its root digest" if found else "none fits; there are"
+    raise UsageError(f"{subject}: {reason}:{listed}")
+
+
+def _fits(space: admin_pb2.NamespaceStatus, wanted: str) -> bool:
+    if wanted in (space.model, f"{space.domain}/{space.model}"):
+        return True
+    enough = len(wanted) >= PREFIX_LETTERS_MIN
+    return enough and space.root_digest.hex().startswith(wanted.lower())
+
+
+def parse_hash(text: str) -> bytes:
+    """The 32 bytes of one path hash in hex; InvalidKey otherwise."""
+    try:
+        value = bytes.fromhex(text)
+    except ValueError as error:
+        raise InvalidKey(f"path hash {text!r} is not hexadecimal") from error
+    if len(value) != DIGEST_BYTES:
+        raise InvalidKey(f"path hash has {len(value)} bytes, must have {DIGEST_BYTES}: {text!r}")
+    return value

@@ -1,0 +1,107 @@
+"""Tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import MutableSequence, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from anchorstore.units import format_bytes
+from anchorstore.wire.v1 import store_pb2
+
+DIGEST_SHOWN = 12
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --json."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def print_json(value: object) -> None:
+    """One indented JSON document on standard output."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> str:
+    """Aligned columns, two spaces apart.
+
+    `right` has an "r" for each column that is flush right and any other letter for the rest.
+    """
+    lines = [list(headers), *(list(row) for row in rows)]
+    assert all(len(line) == len(headers) for line in lines), "a row has more or fewer cells"
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    sides = right.ljust(len(headers), "l")
+
+    def shown(line: list[str]) -> str:
+        cells = [
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(line, widths, sides, strict=True)
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "".join(f"{shown(line)}\n" for line in lines)
+
+
+def share(used: int, capacity: int) -> str:
+    """E.g. "1.5GiB (37%)"."""
+    percent = f" ({100 * used / capacity:.0f}%)" if capacity else ""
+    return f"{format_bytes(used)}{percent}"
+
+
+def number(value: int) -> str:
+    """E.g. "12,345"."""
+    return f"{value:,}"
+
+
+def digest(value: bytes) -> str:
+    """Enough of a digest to tell it from others."""
+    return value.hex()[:DIGEST_SHOWN]
+
+
+def elapsed(seconds: float) -> str:
+    """E.g. "3d04h", "2h05m", "12s"."""
+    whole = int(seconds)
+    for size, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):
+        if whole >= size:
+            return f"{whole // size}{name}{whole % size // smaller:02d}{below}"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as JSON has it: every field under its name, bytes as hex, enums as words."""
+    return {
+        field.name: _plain_field(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+    }
+
+
+def _plain_field(field: Any, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(sorted(value.items()))
+    if isinstance(value, MutableSequence):
+        return [_plain_value(field, item) for item in value]
+    return _plain_value(field, value)
+
+
+def _plain_value(field: Any, value: Any) -> Any:
+    if isinstance(value, Message):
+        return plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if field.enum_type is not None:
+        names = field.enum_type.values_by_number
+        prefix = f"{field.enum_type.name.upper()}_"
+        return names[value].name.removeprefix(prefix).lower() if value in names else str(value)
+    return value
+
+
+def component_word(component: int) -> str:
+    """E.g. "kv"."""
+    names = store_pb2.Component.DESCRIPTOR.values_by_number
+    found = names.get(component)
+    return found.name.removeprefix("COMPONENT_").lower() if found else str(component)

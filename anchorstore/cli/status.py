@@ -1,0 +1,89 @@
+"""`anchorstore status`: what a running daemon holds."""
+
+from __future__ import annotations
+
+import argparse
+
+from anchorstore.cli import connection
+from anchorstore.cli.output import (
+    add_json_option,
+    component_word,
+    digest,
+    elapsed,
+    number,
+    plain,
+    print_json,
+    share,
+    table,
+)
+from anchorstore.transport.frames import Method
+from anchorstore.units import format_bytes
+from anchorstore.wire.v1 import admin_pb2
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `status`."""
+    text = "Prints what a running daemon holds: tiers, components, namespaces, counters."
+    parser = subparsers.add_parser("status", help="what a running daemon holds", description=text)
+    connection.add_options(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Asks and prints."""
+    with connection.connect(args) as daemon:
+        status = daemon.call(Method.STATUS, admin_pb2.StatusRequest(), admin_pb2.StatusResponse)
+    if args.json:
+        print_json(plain(status))
+    else:
+        print(status_text(status), end="")
+    return 0
+
+
+def status_text(status: admin_pb2.StatusResponse) -> str:
+    """The status as people read it."""
+    state = "draining" if status.draining else "serving"
+    head = (
+        f"anchorstore {status.version}, boot {digest(status.boot_id)}, {state} for "
+        f"{elapsed(status.uptime_ms / 1000)}\n"
+        f"sessions {status.sessions}, leases {status.leases}, reservations {status.reservations}, "
+        f"pages {number(status.pages)}, index {format_bytes(status.index_bytes)}\n"
+    )
+    parts = [head, tiers_text(status)]
+    if status.namespaces:
+        parts.append(namespaces_text(status.namespaces))
+    counted = sorted((name, count) for name, count in status.counters.items() if count)
+    if counted:
+        rows = [[name, number(count)] for name, count in counted]
+        parts.append(table(["COUNTER", "VALUE"], rows, "lr"))
+    return "\n".join(parts)
+
+
+def tiers_text(status: admin_pb2.StatusResponse) -> str:
+    """A line a tier, and one for each of its components."""
+    headers = ["TIER", "COMPONENT", "CAPACITY", "USED", "BLOCKS", "SEGMENTS", "FREE", "HUGE PAGES"]
+    rows = []
+    for tier in status.tiers:
+        whole = [tier.name, "all", format_bytes(tier.capacity_bytes)]
+        whole += [share(tier.used_bytes, tier.capacity_bytes)]
+        whole += [number(sum(part.blocks for part in tier.components))]
+        whole += [number(tier.segments), number(tier.segments_free)]
+        rows.append([*whole, "yes" if tier.huge_pages else "no"])
+        for part in tier.components:
+            cells = [tier.name, component_word(part.component), format_bytes(part.capacity_bytes)]
+            cells += [share(part.used_bytes, part.capacity_bytes), number(part.blocks)]
+            rows.append([*cells, "", "", ""])
+    return table(headers, rows, "llrrrrr")
+
+
+def namespaces_text(namespaces: list[admin_pb2.NamespaceStatus] | object) -> str:
+    """A line a namespace."""
+    headers = ["NAMESPACE", "DOMAIN", "MODEL", "PAGES", "USED", "QUOTA", "LINEAGE", "SESSIONS"]
+    rows = []
+    for space in namespaces:  # type: ignore[attr-defined]
+        quota = format_bytes(space.quota_bytes) if space.quota_bytes else "none"
+        lineage = "any" if space.max_lineage == 255 else str(space.max_lineage)
+        cells = [digest(space.root_digest), space.domain, space.model, number(space.pages)]
+        cells += [format_bytes(space.bytes), quota, lineage, number(space.sessions)]
+        rows.append([*cells, "on" if space.enabled else "OFF"])
+    return table([*headers, "STATE"], rows, "lllrrrrr")
