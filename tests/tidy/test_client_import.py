@@ -49,9 +49,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def banned(modules: set[str]) -> list[str]:
-    return [
-        name for name in BANNED if any(m == name or m.startswith(f"{name}.") for m in modules)
-    ]
+    return [name for name in BANNED if any(m == name or m.startswith(f"{name}.") for m in modules)]
 
 
 def test_client_import_loads_nothing_heavy() -> None:

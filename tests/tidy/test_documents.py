@@ -10,7 +10,7 @@ import shlex
 
 import pytest
 
-from anchorstore.cli.main import build_parser
+from anchorstore.cli.main import make_parser
 from scripts.lanes import LANES
 from tests.tidy.checkout import ROOT, documents, python_files, relative
 
@@ -42,9 +42,10 @@ def problem_of(command: str) -> str:
         asked = [word for word in words[1:] if "=" not in word]
         return "".join(f"no make target {word}" for word in asked if word not in targets)
     if words[:1] == ["anchorstore"]:
-        parser = build_parser()
+        arguments = [word for word in words[1:] if word != "&"]
+        parser, _ = make_parser(next((word for word in arguments if word[0] != "-"), None))
         try:
-            parser.parse_args([word for word in words[1:] if word != "&"])
+            parser.parse_args(arguments)
         except SystemExit as exit_:
             return "" if exit_.code == 0 else f"anchorstore refuses {words[1:]}"
     if words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2]) is None:
