@@ -95,7 +95,10 @@ class Namespace:
 
 def token_array(tokens: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """`tokens` as little-endian int32 [n]; InvalidKey for an id outside 0..2^31-1."""
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, OverflowError) as error:
+        raise InvalidKey(f"tokens must be a flat list of integers: {error}") from error
     if array.size == 0:
         return np.empty(0, "<i4")
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -122,6 +125,8 @@ def path_hashes(
     """
     if len(root) != DIGEST_BYTES:
         raise InvalidKey(f"parent hash has {len(root)} bytes, must have {DIGEST_BYTES}")
+    if not 1 <= page_tokens <= PAGE_TOKENS_MAX:
+        raise InvalidKey(f"page_tokens is {page_tokens}, must be 1 to {PAGE_TOKENS_MAX}")
     data = token_array(tokens).tobytes()
     step = 4 * page_tokens
     out, parent = [], root
