@@ -45,7 +45,7 @@ def oldest(requirement: str) -> str:
 def wheel() -> pathlib.Path:
     path = os.environ.get("ANCHORSTORE_WHEEL", "")
     if not path:
-        pytest.skip("no built wheel given: run `make tidy`")
+        pytest.skip("no built wheel given: run `make test LANES=install`")
     return pathlib.Path(path)
 
 
