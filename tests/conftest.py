@@ -17,16 +17,16 @@ import anchorstore
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-for name, examples in (("dev", 30), ("ci", 100), ("soak", 5_000)):
-    hypothesis.settings.register_profile(
-        name,
-        max_examples=examples,
-        deadline=None,
-        derandomize=name == "ci",
-        database=None if name == "ci" else hypothesis.settings.default.database,
-        print_blob=True,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    )
+hypothesis.settings.register_profile(
+    "dev",
+    max_examples=30,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+_DEV = hypothesis.settings.get_profile("dev")
+hypothesis.settings.register_profile("ci", _DEV, max_examples=100, derandomize=True, database=None)
+hypothesis.settings.register_profile("soak", _DEV, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
