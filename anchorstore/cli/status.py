@@ -49,7 +49,9 @@ def status_text(status: admin_pb2.StatusResponse) -> str:
         f"sessions {status.sessions}, leases {status.leases}, reservations {status.reservations}, "
         f"pages {number(status.pages)}, index {format_bytes(status.index_bytes)}\n"
     )
-    parts = [head, tiers_text(status)]
+    parts = [head]
+    if status.tiers:  # an operator's sight; others see their own namespaces alone
+        parts.append(tiers_text(status))
     if status.namespaces:
         parts.append(namespaces_text(status.namespaces))
     counted = sorted((name, count) for name, count in status.counters.items() if count)
