@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from typing import Any
 
@@ -224,7 +225,7 @@ def test_kv_shards_of_any_cut_tile_the_full_block(layout: KvLayout) -> None:
     block = np.arange(math.prod(full.shape), dtype=np.float32).reshape(full.shape)
     cuts = sorted({0, layout.head_start, layout.head_stop, layout.heads})
     parts = []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in itertools.pairwise(cuts):
         shard = full.with_heads(start, stop)
         part = block[..., start:stop, :].tobytes()
         assert len(part) == shard.block_bytes()
