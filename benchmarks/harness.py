@@ -148,8 +148,15 @@ def table(results: Sequence[Result]) -> str:
         size = f"{r.block_bytes >> 10} KiB" if r.block_bytes else ""
         optional = (r.gb_per_s, r.ratio_to_memcpy, r.ratio_to_floor)
         rows.append(
-            (r.case, size, str(r.batch), str(r.clients), f"{r.p50_us:.1f}", f"{r.p99_us:.1f}")
-            + tuple("" if value is None else f"{value:.2f}" for value in optional)
+            (
+                r.case,
+                size,
+                str(r.batch),
+                str(r.clients),
+                f"{r.p50_us:.1f}",
+                f"{r.p99_us:.1f}",
+                *tuple("" if value is None else f"{value:.2f}" for value in optional),
+            )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [

@@ -278,9 +278,7 @@ def bench_clients(address: str, clients: int, effort: Effort) -> list[Result]:
         for process in processes:
             process.join()
         batch = 1 if size else PATH_PAGES
-        line = harness.report(
-            case, {case: samples}, block_bytes=size, batch=batch, clients=clients
-        )
+        line = harness.report(case, {case: samples}, block_bytes=size, batch=batch, clients=clients)
         if size:
             total = sum(size * len(taken) / sum(taken) for taken in samples)
             line = dataclasses.replace(line, gb_per_s=round(total, 3))
