@@ -265,3 +265,6 @@ def _write_cache(places: tuple[pathlib.Path, ...], stamps: list[list[Any]], dige
             return
         except OSError as error:
             _log.info("weights digest not cached at %s: %s", place, error.strerror)
+        finally:
+            if draft.exists():
+                draft.unlink()

@@ -20,7 +20,7 @@ from anchorstore.families import spec_from_config
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "data" / "configs"
 # model | D | linear/attention | G (stored) | KV B/token | checkpoint MiB (recurrent + conv)
-# | checkpoint/8192 B | anchor B/token dense | at 1/16 | ratio | r_max | page KiB KV / 4 rows / dense
+# | checkpoint/8192 B | anchor B/token dense | at 1/16 | ratio | r_max | page KiB KV/4 rows/dense
 TABLE = """
 Qwen3.5-4B|2560|24/8|8 (7)|32768|49.1 (48 + 1.12)|6288|35840|2240|0.356|11|2048 / 140 / 2240
 Qwen3.5-9B|4096|24/8|8 (7)|32768|49.1|6288|57344|3584|0.570|7|2048 / 224 / 3584
