@@ -36,11 +36,13 @@ def measure(pages: int) -> dict[str, float]:
         "tiers.dram.high_watermark": "1.0",
         "tiers.dram.low_watermark": "0.99",
     }
-    with tempfile.TemporaryDirectory() as folder:
-        with Daemon(pathlib.Path(folder), settings=settings, ready_seconds=120) as daemon:
-            before = process_memory_bytes(daemon.pid)["pss_without_pool"]
-            stored = _fill(daemon.address, pages)
-            after = process_memory_bytes(daemon.pid)["pss_without_pool"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Daemon(pathlib.Path(folder), settings=settings, ready_seconds=120) as daemon,
+    ):
+        before = process_memory_bytes(daemon.pid)["pss_without_pool"]
+        stored = _fill(daemon.address, pages)
+        after = process_memory_bytes(daemon.pid)["pss_without_pool"]
     return {
         "pages": stored,
         "daemon_bytes_before": before,

@@ -142,25 +142,17 @@ def machine() -> dict[str, Any]:
 
 def table(results: Sequence[Result]) -> str:
     """The report for people."""
-    head = ("case", "block", "batch", "clients", "p50 us", "p99 us", "GB/s", "x memcpy", "x floor")
+    head = ["case", "block", "batch", "clients", "p50 us", "p99 us", "GB/s", "x memcpy", "x floor"]
     rows = [head]
     for r in results:
-        size = f"{r.block_bytes >> 10} KiB" if r.block_bytes else ""
-        optional = (r.gb_per_s, r.ratio_to_memcpy, r.ratio_to_floor)
-        rows.append(
-            (
-                r.case,
-                size,
-                str(r.batch),
-                str(r.clients),
-                f"{r.p50_us:.1f}",
-                f"{r.p99_us:.1f}",
-                *tuple("" if value is None else f"{value:.2f}" for value in optional),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(pairs))
-        for pairs in ([*zip(row, widths, strict=True)] for row in rows)
-    ]
+        row = [r.case, f"{r.block_bytes >> 10} KiB" if r.block_bytes else "", str(r.batch)]
+        row += [str(r.clients), f"{r.p50_us:.1f}", f"{r.p99_us:.1f}"]
+        for value in (r.gb_per_s, r.ratio_to_memcpy, r.ratio_to_floor):
+            row.append("" if value is None else f"{value:.2f}")
+        rows.append(row)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
 def render(found: dict[str, Any]) -> str:
     """The figures for people."""
-    head = ("prompt", "shared", "reused", "rows", "cold", "warm", "ratio")
-    head += ("top-1", "KL", "zero state", "KL", "kv only", "KL")
+    head = ["prompt", "shared", "reused", "rows", "cold", "warm", "ratio"]
+    head += ["top-1", "KL", "zero state", "KL", "kv only", "KL"]
     rows = []
     for request in found["requests"]:
         cold, warm = request["ttft_cold_s"], request["ttft_warm_s"]

@@ -68,7 +68,8 @@ def _values(client: redis.Redis, size: int, effort: Effort) -> list[Result]:
         client.set(f"k{turn % count}", memoryview(source[turn % count]))
 
     def get() -> None:
-        assert len(client.get(f"k{turn * 7919 % count}")) == size
+        value = client.get(f"k{turn * 7919 % count}")
+        assert value is not None and len(value) == size
 
     operations = {
         "memcpy": lambda: np.copyto(target, source[turn % count]),
