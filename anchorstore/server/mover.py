@@ -1,0 +1,157 @@
+"""Moves sealed blocks from staging memory into the pool, off the event loop.
+
+::
+
+    loop:     begin_seal -> CopyPlan --+                      +--> finish_seal(ok, checksums)
+    threads:                           +-> slice -> slice -> -+
+              a block:  generation odd | copy | xxh3 of the POOL's bytes | compare | even
+
+The staging memory belongs to the writer and may change at any time, so what is hashed is what
+lies in the pool: the checksum names exactly the bytes that readers will get.  A block whose
+checksum differs from the writer's keeps its odd generation, which no reader accepts.  Copying and
+hashing both run without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from anchorstore.errors import Overloaded
+from anchorstore.tiers.base import Tier
+
+SLICE_BYTES_MIN = 512 * 1024  # below it, waking a second thread costs more than it saves
+RETRY_AFTER_MS = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Blocks to copy; columns of equal length [n].
+
+    Attributes:
+        source: the writer's staging memory [bytes].
+        source_offsets: where each block lies in it, checked by the caller to lie within.
+        segment_indices, slots, offsets: where it goes in the tier.
+        block_bytes: its size.
+        generations: the odd generation that marks it as being written.
+        expected: the writer's xxh3 of each block; None where it gave none.
+    """
+
+    source: npt.NDArray[np.uint8]
+    source_offsets: npt.NDArray[np.uint64]
+    segment_indices: npt.NDArray[np.uint32]
+    slots: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.uint64]
+    block_bytes: npt.NDArray[np.uint64]
+    generations: npt.NDArray[np.uint32]
+    expected: npt.NDArray[np.uint64] | None
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+@dataclasses.dataclass(slots=True)
+class CopyResult:
+    """Per block [n]: whether its bytes are those that the writer meant, and their xxh3."""
+
+    ok: npt.NDArray[np.bool_]
+    checksums: npt.NDArray[np.uint64]
+
+
+def copy_slice(tier: Tier, plan: CopyPlan, result: CopyResult, start: int, stop: int) -> None:
+    """Copies blocks start..stop-1 of the plan and fills their part of the result."""
+    expected = None if plan.expected is None else plan.expected[start:stop].tolist()
+    rows = zip(
+        plan.source_offsets[start:stop].tolist(),
+        plan.segment_indices[start:stop].tolist(),
+        plan.slots[start:stop].tolist(),
+        plan.offsets[start:stop].tolist(),
+        plan.block_bytes[start:stop].tolist(),
+        plan.generations[start:stop].tolist(),
+        strict=True,
+    )
+    for row, (source, segment, slot, offset, size, generation) in enumerate(rows):
+        assert generation % 2 == 1, f"slot {slot}: generation {generation} is not a writer's"
+        generations = tier.generations(segment)
+        generations[slot] = generation
+        target = tier.memory(segment)[offset : offset + size]
+        np.copyto(target, plan.source[source : source + size])
+        checksum = xxhash.xxh3_64_intdigest(target)
+        good = expected is None or checksum == expected[row]
+        if good:
+            generations[slot] = generation + 1
+        result.ok[start + row] = good
+        result.checksums[start + row] = checksum
+
+
+def slices(block_bytes: npt.NDArray[np.uint64], parts: int) -> list[tuple[int, int]]:
+    """Cuts n blocks into at most `parts` runs of about equal bytes, none needlessly small."""
+    ends = np.cumsum(block_bytes)
+    total = int(ends[-1])
+    parts = max(1, min(parts, total // SLICE_BYTES_MIN, len(ends)))
+    marks = [total * part // parts for part in range(1, parts)]
+    cuts = np.searchsorted(ends, marks) + 1
+    edges = [0, *cuts.tolist(), len(ends)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]
+
+
+class Mover:
+    """A bounded pool of copying threads.
+
+    Args:
+        tier: where the blocks go.
+        threads: copies at the same time.
+        queue_max: plans accepted but not yet done; one more is Overloaded.
+    """
+
+    def __init__(self, tier: Tier, threads: int, queue_max: int) -> None:
+        assert threads >= 1, threads
+        self._tier, self._threads, self._queue_max = tier, threads, queue_max
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mover")
+        self.queued = 0
+        self.queued_bytes = 0
+        self.bytes_copied = 0
+        self.blocks_copied = 0
+
+    def check_room(self) -> None:
+        """Overloaded where the queue is full."""
+        if self.queued >= self._queue_max:
+            error = Overloaded(
+                f"seal: {self.queued} seals are waiting to be copied, limit {self._queue_max} "
+                "(limits.mover_queue)"
+            )
+            error.retry_after_ms = RETRY_AFTER_MS
+            raise error
+
+    async def copy(self, plan: CopyPlan) -> CopyResult:
+        """Performs a plan of at least one block; cancelling the caller does not stop it."""
+        count, size = len(plan), int(plan.block_bytes.sum())
+        result = CopyResult(np.zeros(count, np.bool_), np.zeros(count, np.uint64))
+        loop = asyncio.get_running_loop()
+        self.queued += 1
+        self.queued_bytes += size
+        try:
+            await asyncio.gather(
+                *(
+                    loop.run_in_executor(
+                        self._executor, copy_slice, self._tier, plan, result, start, stop
+                    )
+                    for start, stop in slices(plan.block_bytes, self._threads)
+                )
+            )
+        finally:
+            self.queued -= 1
+            self.queued_bytes -= size
+        self.bytes_copied += size
+        self.blocks_copied += count
+        return result
+
+    def close(self) -> None:
+        """Waits for the copies in flight."""
+        self._executor.shutdown(wait=True)
