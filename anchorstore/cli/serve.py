@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-from collections.abc import Callable
 
 from anchorstore.cli import settings
-from anchorstore.config import Config
 from anchorstore.errors import ConfigError
 
 _EPILOG = """\
@@ -33,21 +30,6 @@ def run(args: argparse.Namespace) -> int:
     if not __debug__:
         raise ConfigError("serve: python -O leaves out the asserts, which guard the store's bytes")
     config = settings.loaded_from(args).config
-    return _serve(config)
+    from anchorstore.server import daemon  # after the configuration: a wrong one is told at once
 
-
-def _serve(config: Config) -> int:
-    from anchorstore.server import daemon
-
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(daemon.run(config))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    return daemon.serve(config)

@@ -25,8 +25,8 @@ class NodeConfig:
     drain_seconds: float = setting(
         values.duration("0s", "1h"),
         "10s",
-        "Time that SIGTERM leaves to sessions: the daemon takes no new work, answers readyz with "
-        "503, and goes when the last session has ended or the time is up.",
+        "Longest time between SIGTERM and the end: the daemon takes no new work, answers readyz "
+        "with 503, and goes when the puts under way are done.",
         "Keep it below the supervisor's kill timeout (terminationGracePeriodSeconds).",
     )
 

@@ -218,7 +218,10 @@ class HttpServer:
         except (ConnectionError, TimeoutError):
             self._counts.connection_refused("http", "slow_or_gone")
         finally:
-            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+            if writer.transport.get_write_buffer_size():
+                writer.transport.abort()  # close() would wait for a peer that does not read
+            else:
+                writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         """The bytes to send; none where the peer left without a request."""

@@ -242,10 +242,6 @@ class Metrics:
         self.registry.register(StatusCollector(status))
         self.registry.register(LimitsCollector(config))
 
-    def add_health(self, ready: Callable[[], bool]) -> None:
-        """Exposes what readyz says."""
-        self._ready.set_function(lambda: float(ready()))
-
     def add_mover(self, mover: MoverCounts) -> None:
         """Exposes what the mover counts."""
         self.registry.register(MoverCollector(mover))
@@ -270,6 +266,10 @@ class Metrics:
     def connection_refused(self, carrier: str, reason: str) -> None:
         """Counts a connection turned away or cut off; `reason` is one of a fixed few words."""
         self._refused.labels(carrier, reason).inc()
+
+    def set_ready(self, ready: bool) -> None:
+        """Shows what readyz says."""
+        self._ready.set(1 if ready else 0)
 
     def set_prefaulted(self, done_bytes: int) -> None:
         """Shows how far the prefault of the pool is."""

@@ -204,7 +204,7 @@ def test_load_with_several_problems_reports_all_of_them(file: Path) -> None:
         '[tiers.dram]\ncapacity = "x"\n', {"ANCHORSTORE__NOPE": "1"}, ("log.level=loud",), file
     )
     assert "3 problems" in message
-    for part in (CAPACITY, "unknown key nope", 'log.level is \'loud\', must be one of "debug"'):
+    for part in (CAPACITY, "unknown key nope", "log.level is 'loud', must be one of \"debug\""):
         assert part in message
 
 

@@ -37,7 +37,7 @@ def test_defaults_toml_with_its_examples_switched_on_loads(tmp_path: Path) -> No
 
 
 def test_values_text_loads_to_what_it_shows(tmp_path: Path) -> None:
-    sets = ["node.name=a \"b\" \\ c", "lease.read_ttl=333ms", "tiers.dram.capacity=1234567891"]
+    sets = ['node.name=a "b" \\ c', "lease.read_ttl=333ms", "tiers.dram.capacity=1234567891"]
     sets += ["auth.uids.1000=team a", "auth.admin_uids=1,2", "tiers.dram.segment=12MiB"]
     rules = tmp_path / "rules.toml"
     rules.write_text('[[namespaces.rules]]\ndomain = "a"\nmodel = "m"\nquota = "3B"\n')
@@ -60,9 +60,7 @@ def test_values_plain_gives_base_units_and_sources() -> None:
     assert set(plain) == {item.key for item in SETTINGS}
 
 
-@hypothesis.given(
-    capacity=st.integers(8 * 2**20, 2**50), milliseconds=st.integers(100, 3_600_000)
-)
+@hypothesis.given(capacity=st.integers(8 * 2**20, 2**50), milliseconds=st.integers(100, 3_600_000))
 def test_show_of_any_size_or_duration_parses_to_the_same(capacity: int, milliseconds: int) -> None:
     for key, value in ((("tiers.dram.capacity"), capacity), ("lease.read_ttl", milliseconds / 1e3)):
         kind = BY_KEY[key].kind
