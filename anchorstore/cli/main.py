@@ -110,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command is None or not command.extra or _is_ours(error.name):
             raise
         install = f"pip install 'anchorstore[{command.extra}]'"
-        print(f"{prefix}: needs the package {error.name}: {install}", file=sys.stderr)
+        package = (error.name or "").partition(".")[0]
+        print(f"{prefix}: needs the package {package}: {install}", file=sys.stderr)
         return USAGE
     except AnchorStoreError as error:
         print(f"{prefix}: {error}", file=sys.stderr)

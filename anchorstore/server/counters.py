@@ -1,8 +1,8 @@
 """The core's counters, and the metric and labels under which each is shown.
 
 A counter of the core is a plain name in a dict; here it becomes a sample of a metric, so that a
-dashboard can add up "lookups by outcome".  A counter that is missing here still shows, under
-anchorstore_core_events_total.
+dashboard can add up lookups by outcome.  A counter that has no place here still shows, under
+anchorstore_core_events_total, so nothing that is counted is ever lost.
 """
 
 from __future__ import annotations
@@ -17,9 +17,93 @@ class CounterSpec:
 
     name: str
     text: str
-    labels: tuple[str, ...] = ()
-    samples: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    labels: tuple[str, ...]
+    samples: Mapping[str, tuple[str, ...]]
 
 
-COUNTERS: tuple[CounterSpec, ...] = ()
-OTHER_COUNTERS = CounterSpec("core_events", "Counters of the core without a metric.", ("event",))
+def _by_suffix(prefix: str, *suffixes: str) -> dict[str, tuple[str, ...]]:
+    """Samples of one label whose value is the end of the core's name."""
+    return {f"{prefix}_{suffix}": (suffix,) for suffix in suffixes}
+
+
+COUNTERS = (
+    CounterSpec(
+        "lookups",
+        "Lookups answered, by outcome: hit, or why there was none.",
+        ("outcome",),
+        _by_suffix("lookups", "hit", "not_stored", "incomplete", "lineage", "margin", "disabled"),
+    ),
+    CounterSpec(
+        "lookup_hit_pages",
+        "Pages up to the resume points of all hits.",
+        (),
+        {"pages_hit": ()},
+    ),
+    CounterSpec(
+        "blocks_offered",
+        "Blocks asked for in reserves.",
+        (),
+        {"blocks_offered": ()},
+    ),
+    CounterSpec(
+        "blocks_put",
+        "Blocks offered or written, by outcome: sealed, known already, checksum mismatch, or an "
+        "older one replaced by a more exact one.",
+        ("outcome",),
+        _by_suffix("blocks", "sealed", "known", "mismatch", "replaced"),
+    ),
+    CounterSpec(
+        "blocks_declined",
+        "Blocks declined, by reason.",
+        ("reason",),
+        _by_suffix("blocks_declined", "quota", "lineage", "disabled", "capacity", "limit"),
+    ),
+    CounterSpec(
+        "blocks_gone",
+        "Blocks that left the store, by reason: evicted with their page, thinned (blocks of inner "
+        "pages that no window needs), or removed by request.",
+        ("reason",),
+        _by_suffix("blocks", "evicted", "thinned", "removed"),
+    ),
+    CounterSpec("pages_evicted", "Pages evicted.", (), {"pages_evicted": ()}),
+    CounterSpec(
+        "segments_reformatted",
+        "Segments emptied to hold blocks of another size or domain.",
+        (),
+        {"segments_reformatted": ()},
+    ),
+    CounterSpec(
+        "sessions_events",
+        "Sessions opened, ended in any way, and expired without a connection.",
+        ("outcome",),
+        _by_suffix("sessions", "opened", "ended", "expired"),
+    ),
+    CounterSpec(
+        "leases_expired",
+        "Read leases that ran out: their reader was too slow, or gone.",
+        (),
+        {"leases_expired": ()},
+    ),
+    CounterSpec(
+        "reservations_lost",
+        "Reservations that were never sealed, by reason: aborted by their writer, or expired.",
+        ("reason",),
+        _by_suffix("reservations", "aborted", "expired"),
+    ),
+)
+
+LINEAGE_PREFIX = "hits_lineage_"
+HITS_BY_LINEAGE = CounterSpec(
+    "lookup_hits_by_lineage",
+    "Hits by the deepest lineage among their blocks: 0 = exact.",
+    ("lineage",),
+    {},
+)
+OTHER_COUNTERS = CounterSpec(
+    "core_events", "Counters of the core that have no metric of their own.", ("event",), {}
+)
+
+GAUGES_AMONG_COUNTERS: Mapping[str, str] = {
+    "staging_used_bytes": "Staging memory granted to sessions.",
+}
+"""Values in a status's counters that rise and fall."""

@@ -26,7 +26,14 @@ from prometheus_client.registry import Collector
 
 from anchorstore.config import Config
 from anchorstore.config.schema import SETTINGS, value_of
-from anchorstore.server.counters import COUNTERS, OTHER_COUNTERS
+from anchorstore.server.counters import (
+    COUNTERS,
+    GAUGES_AMONG_COUNTERS,
+    HITS_BY_LINEAGE,
+    LINEAGE_PREFIX,
+    OTHER_COUNTERS,
+    CounterSpec,
+)
 from anchorstore.wire.v1 import admin_pb2, store_pb2
 
 PREFIX = "anchorstore_"
@@ -129,20 +136,25 @@ class StatusCollector(Collector):
 
     @staticmethod
     def _counters(counters: Mapping[str, int]) -> Iterable[Metric]:
-        known = set()
+        for name, text in GAUGES_AMONG_COUNTERS.items():
+            yield GaugeMetricFamily(PREFIX + name, text, value=float(counters.get(name, 0)))
+        known = set(GAUGES_AMONG_COUNTERS)
         for spec in COUNTERS:
-            labels = list(spec.labels)
-            family = CounterMetricFamily(PREFIX + spec.name, spec.text, labels=labels)
+            family = _family(spec)
             for key, label_values in spec.samples.items():
                 known.add(key)
                 family.add_metric(list(label_values), float(counters.get(key, 0)))
             yield family
-        rest = CounterMetricFamily(
-            PREFIX + OTHER_COUNTERS.name, OTHER_COUNTERS.text, labels=list(OTHER_COUNTERS.labels)
-        )
+        lineages, rest = _family(HITS_BY_LINEAGE), _family(OTHER_COUNTERS)
         for key in sorted(set(counters) - known):
-            rest.add_metric([key], float(counters[key]))
+            family = lineages if key.startswith(LINEAGE_PREFIX) else rest
+            family.add_metric([key.removeprefix(LINEAGE_PREFIX)], float(counters[key]))
+        yield lineages
         yield rest
+
+
+def _family(spec: CounterSpec) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + spec.name, spec.text, labels=list(spec.labels))
 
 
 class LimitsCollector(Collector):

@@ -46,6 +46,11 @@ class Site:
             await writer.wait_closed()
         return answer
 
+    async def until_open(self, count: int) -> None:
+        """Returns once `count` connections are open."""
+        while self.sample("anchorstore_connections", carrier="http") != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
     def sample(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
 
@@ -94,8 +99,7 @@ async def test_server_at_its_connection_limit_answers_503_until_one_leaves() -> 
         reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
         writer.write(GET[:-2])
         await writer.drain()
-        while running.sample("anchorstore_connections", carrier="http") != 1:
-            await asyncio.sleep(0.001)
+        await running.until_open(1)
         refused = await running.ask(GET)
         assert refused.startswith(b"HTTP/1.1 503 ")
         assert b"1 connections, limit 1" in refused
@@ -104,8 +108,7 @@ async def test_server_at_its_connection_limit_answers_503_until_one_leaves() -> 
         writer.write(GET[-2:])
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
-        while running.sample("anchorstore_connections", carrier="http") != 0:
-            await asyncio.sleep(0.001)
+        await running.until_open(0)
         assert (await running.ask(GET)).startswith(b"HTTP/1.1 200 ")
 
 
@@ -122,8 +125,7 @@ async def test_server_when_closed_ends_open_connections() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
         writer.write(b"GET")
         await writer.drain()
-        while running.sample("anchorstore_connections", carrier="http") != 1:
-            await asyncio.sleep(0.001)
+        await running.until_open(1)
         await running.server.close()
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""

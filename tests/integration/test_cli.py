@@ -1,0 +1,367 @@
+"""Goal: every command asks the daemon the right thing, prints it well, exits with the right code.
+Method: main() against a daemon of prepared answers on a real socket; text is compared as printed,
+JSON is parsed.  The same commands against a real daemon: tests/e2e.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anchorstore.cli.main import main
+from anchorstore.errors import Forbidden
+from anchorstore.keys import path_hashes
+from anchorstore.testing.canned import Answer, CannedDaemon
+from anchorstore.transport.frames import Method
+from anchorstore.wire.v1 import admin_pb2, store_pb2
+
+ROOT_A, ROOT_B = bytes(range(32)), b"\xff" * 32
+BOOT = bytes(16)
+SPACES = [
+    admin_pb2.NamespaceStatus(
+        domain="team-a", model="qwen", root_digest=ROOT_A, pages=1200, bytes=3 * 2**30,
+        quota_bytes=4 * 2**30, max_lineage=16, enabled=True, sessions=2,
+    ),
+    admin_pb2.NamespaceStatus(
+        domain="team-b", model="qwen", root_digest=ROOT_B, max_lineage=255, enabled=False
+    ),
+]  # fmt: skip
+STATUS = admin_pb2.StatusResponse(
+    version="9.8.7",
+    boot_id=BOOT,
+    uptime_ms=7_500_000,
+    sessions=2,
+    leases=3,
+    pages=1200,
+    index_bytes=240_000,
+    tiers=[
+        admin_pb2.TierStatus(
+            name="dram", capacity_bytes=4 * 2**30, used_bytes=3 * 2**30, segments=64,
+            segments_free=16, components=[
+                admin_pb2.ComponentStatus(
+                    component=store_pb2.COMPONENT_KV, capacity_bytes=3 * 2**30,
+                    used_bytes=3 * 2**30, blocks=1200,
+                )
+            ],
+        )
+    ],
+    namespaces=SPACES,
+    counters={"lookups": 12345, "nothing": 0},
+)  # fmt: skip
+
+
+def list_namespaces_or_pages(request: admin_pb2.ListRequest) -> admin_pb2.ListResponse:
+    """Three pages, two an answer."""
+    if not request.root_digest:
+        return admin_pb2.ListResponse(namespaces=SPACES)
+    first = request.cursor
+    count = min(request.limit, 2, 3 - first)
+    block = admin_pb2.BlockStatus(
+        component=store_pb2.COMPONENT_KV, layout_digest=ROOT_B, shard=4, tier="dram", bytes=4096
+    )
+    pages = [
+        admin_pb2.PageStatus(path_hash=bytes([page]) * 32, page=page, blocks=[block, block][:page])
+        for page in range(first, first + count)
+    ]
+    cursor = first + count
+    return admin_pb2.ListResponse(pages=pages, next_cursor=cursor if cursor < 3 else 0)
+
+
+ANSWERS: dict[Method, Answer] = {
+    Method.STATUS: STATUS,
+    Method.LIST: list_namespaces_or_pages,  # type: ignore[dict-item]
+    Method.CHECK: admin_pb2.CheckResponse(ok=True, pages=3, blocks=6),
+    Method.EXPLAIN: admin_pb2.ExplainResponse(
+        pages_asked=3, pages_present=2, components=["kv: 2 pages"], ends_because="page 2 is missing"
+    ),
+    Method.SET_NAMESPACE: admin_pb2.SetNamespaceResponse(),
+    Method.REMOVE: admin_pb2.RemoveResponse(blocks_removed=7, blocks_leased=2),
+}
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def say(
+    socket_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Say:
+    """Runs a command line: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("ANCHORSTORE__LISTEN__SOCKET", str(socket_path))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main(words)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_status_prints_tiers_namespaces_and_counters(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS):
+        code, out, err = say("status")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert "anchorstore 9.8.7, boot 000000000000, serving for 2h05m" in out
+    assert ["dram", "all", "4GiB", "3GiB", "(75%)", "1,200", "64", "16", "no"] in lines
+    assert ["dram", "kv", "3GiB", "3GiB", "(100%)", "1,200"] in lines
+    first = ["000102030405", "team-a", "qwen", "1,200", "3GiB", "4GiB", "16", "2", "on"]
+    assert first in lines
+    assert ["ffffffffffff", "team-b", "qwen", "0", "0B", "none", "any", "0", "OFF"] in lines
+    assert ["lookups", "12,345"] in lines
+    assert "nothing" not in out
+
+
+def test_status_as_json_has_every_field(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS):
+        code, out, _ = say("status", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert set(found) == set(STATUS.DESCRIPTOR.fields_by_name)
+    assert found["uptime_ms"] == 7_500_000
+    assert found["tiers"][0]["components"][0]["component"] == "kv"
+    assert found["namespaces"][0]["root_digest"] == ROOT_A.hex()
+    assert found["counters"] == {"lookups": 12345, "nothing": 0}
+
+
+@pytest.mark.parametrize("words", [("status",), ("ls",), ("check",), ("explain", "1,2")])
+def test_command_without_a_daemon_exits_with_3(words: tuple[str, ...], say: Say) -> None:
+    code, out, err = say(*words)
+    assert (code, out) == (3, "")
+    assert err.startswith(f"anchorstore {words[0]}: no daemon at ")
+    assert err.count("\n") == 1
+
+
+def test_command_to_a_hung_daemon_exits_with_3_after_its_deadline(
+    say: Say, socket_path: Path
+) -> None:
+    with CannedDaemon(socket_path, {}):
+        code, _, err = say("status", "--deadline", "50ms")
+    assert code == 3
+    assert "no answer within 50ms" in err
+
+
+def test_command_to_a_daemon_that_hangs_up_exits_with_3(say: Say, socket_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_path))
+        listener.listen()
+        accept = threading.Thread(target=lambda: listener.accept()[0].close())
+        accept.start()
+        code, _, err = say("status")
+        accept.join()
+    assert code == 3
+    assert str(socket_path) in err
+
+
+def test_command_that_is_refused_exits_with_2_and_the_reason(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, {Method.CHECK: Forbidden("check: for operators alone")}):
+        code, _, err = say("check")
+    assert (code, err) == (2, "anchorstore check: check: for operators alone\n")
+
+
+def test_ls_without_a_namespace_lists_namespaces(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS):
+        _, text, _ = say("ls")
+        _, out, _ = say("ls", "--json")
+    assert len(text.splitlines()) == 1 + len(SPACES)
+    assert [space["domain"] for space in json.loads(out)["namespaces"]] == ["team-a", "team-b"]
+
+
+def test_ls_of_a_namespace_follows_the_cursor_to_the_end(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, out, _ = say("ls", "team-a/qwen", "--limit", "0")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [
+        "000000000000", "010101010101", "020202020202", "kv",
+    ]  # fmt: skip
+    assert "heads 0-4" in out
+    cursors = [item.cursor for _, item in daemon.requests[1:]]  # type: ignore[attr-defined]
+    assert cursors == [0, 2]
+
+
+def test_ls_with_a_limit_stops_there_and_says_so(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS):
+        _, text, _ = say("ls", ROOT_A.hex()[:6], "--limit", "2")
+        _, out, _ = say("ls", ROOT_A.hex(), "--limit", "1", "--json")
+    assert text.endswith("... more than 2 pages; --limit 0 lists all\n")
+    found = json.loads(out)
+    assert (len(found["pages"]), found["more"]) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ("qwen", "2 fit, name one by its root digest"),
+        ("000", "none fits"),
+        ("team-c/qwen", "none fits"),
+    ],
+)
+def test_namespace_that_is_not_one_is_refused_with_the_choice(
+    wanted: str, reason: str, say: Say, socket_path: Path
+) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, _, err = say("namespace", "disable", wanted)
+    assert code == 2
+    assert reason in err
+    assert "000102030405  team-a/qwen" in err
+    assert [method for method, _ in daemon.requests] == [Method.LIST]
+
+
+def test_check_of_a_sound_daemon_exits_with_0(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        assert say("check") == (0, "ok: 3 pages, 6 blocks\n", "")
+        say("check", "--checksums")
+    assert [item.checksums for _, item in daemon.requests] == [False, True]  # type: ignore[attr-defined]
+
+
+def test_check_of_a_broken_daemon_exits_with_1_and_names_each(say: Say, socket_path: Path) -> None:
+    broken = admin_pb2.CheckResponse(ok=False, violations=["slot 3 is lost"], pages=1, blocks=1)
+    with CannedDaemon(socket_path, {Method.CHECK: broken}):
+        code, out, _ = say("check")
+        json_code, json_out, _ = say("check", "--json")
+    assert code == json_code == 1
+    assert out == "FAILED: 1 violations in 1 pages, 1 blocks\n  slot 3 is lost\n"
+    assert json.loads(json_out)["violations"] == ["slot 3 is lost"]
+
+
+TOKENS = list(range(130))
+HASHES = path_hashes(ROOT_A, TOKENS)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        ",".join(map(str, TOKENS)),
+        json.dumps(TOKENS),
+        " ".join(map(str, TOKENS)),
+        HASHES.hex(),
+        f"{HASHES[:32].hex()}\n{HASHES[32:].hex().upper()}\n",
+        json.dumps([HASHES[:32].hex(), HASHES[32:].hex()]),
+    ],
+    ids=["commas", "json", "spaces", "hashes", "hash-lines", "hash-json"],
+)
+@pytest.mark.parametrize("is_in_a_file", [False, True])
+def test_explain_of_tokens_or_hashes_asks_for_their_path(
+    prompt: str, is_in_a_file: bool, say: Say, socket_path: Path, tmp_path: Path
+) -> None:
+    argument = prompt
+    if is_in_a_file:
+        argument = str(tmp_path / "prompt")
+        Path(argument).write_text(prompt)
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, out, err = say("explain", argument, "--namespace", "team-a/qwen")
+    assert (code, err) == (0, "")
+    request = daemon.requests[-1][1]
+    assert isinstance(request, admin_pb2.ExplainRequest)
+    assert (request.root_digest, request.path_hashes) == (ROOT_A, HASHES)
+    assert "present    2 pages, 128 tokens" in out
+    assert out.endswith("ends       page 2 is missing\n")
+
+
+def test_explain_with_other_pages_hashes_by_them(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        words = ("explain", "1 2 3 4", "--namespace", "0001", "--page-tokens", "2", "--json")
+        _, out, _ = say(*words)
+    request = daemon.requests[-1][1]
+    assert isinstance(request, admin_pb2.ExplainRequest)
+    assert request.path_hashes == path_hashes(ROOT_A, [1, 2, 3, 4], 2)
+    assert json.loads(out)["ends_because"] == "page 2 is missing"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("hello world",), "neither token ids nor path hashes"),
+        (("ab" * 31,), "64 hexadecimal letters"),
+        (("",), "prompt is empty"),
+        (("1,2,3", "--namespace", "0001"), "shorter than one page of 64 tokens"),
+        (("1,2,3", "--page-tokens", "0"), "must be at least 1"),
+        ((f"{2**31} " * 64, "--namespace", "0001"), "outside 0..2147483647"),
+        ((",".join(map(str, TOKENS)),), "no namespace was named: 2 fit"),
+    ],
+)
+def test_explain_of_a_wrong_prompt_exits_with_2_and_the_reason(
+    words: tuple[str, ...], reason: str, say: Say, socket_path: Path
+) -> None:
+    with CannedDaemon(socket_path, ANSWERS):
+        code, _, err = say("explain", *words)
+    assert code == 2
+    assert reason in err
+
+
+@pytest.mark.parametrize(("action", "enabled"), [("enable", True), ("disable", False)])
+def test_namespace_switch_names_the_root_and_the_state(
+    action: str, enabled: bool, say: Say, socket_path: Path
+) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, out, _ = say("namespace", action, "ffff")
+    assert (code, out) == (0, f"{action}d ffffffffffff team-b/qwen\n")
+    wanted = admin_pb2.SetNamespaceRequest(root_digest=ROOT_B, enabled=enabled)
+    assert daemon.requests[-1] == (Method.SET_NAMESPACE, wanted)
+
+
+def test_remove_with_consent_removes_the_subtree(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, out, _ = say("remove", "0001", "--below", ROOT_B.hex(), "--yes")
+    assert code == 0
+    assert out == "removed 7 blocks; 2 of them are still leased\n"
+    wanted = admin_pb2.RemoveRequest(root_digest=ROOT_A, path_hash=ROOT_B)
+    assert daemon.requests[-1] == (Method.REMOVE, wanted)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"), [(("0001",), "say --yes"), (("0001", "--below", "abcd"), "2 bytes")]
+)
+def test_remove_without_consent_or_with_a_wrong_hash_removes_nothing(
+    words: tuple[str, ...],
+    reason: str,
+    say: Say,
+    socket_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", (socket_path.parent / "empty").open("w+"))
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, _, err = say("remove", *words)
+    sys.stdin.close()
+    assert code == 2
+    assert reason in err
+    assert Method.REMOVE not in [method for method, _ in daemon.requests]
+
+
+def test_token_file_is_sent_with_every_call(say: Say, socket_path: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# operators\nsecret-of-an-operator\n")
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        say("ls", "0001", "--token-file", str(tokens))
+    sent = [request.token for _, request in daemon.requests]  # type: ignore[attr-defined]
+    assert set(sent) == {"secret-of-an-operator"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--address", "http://x"), "unix:///path or tcp://host:port"),
+        (("--address", "tcp://x"), "host:port"),
+        (("--token-file", "/does/not/exist"), "--token-file /does/not/exist"),
+        (("--deadline", "5"), "'5' is not a duration"),
+        (("--socket", "a", "--address", "unix:///b"), "not allowed with"),
+    ],
+)
+def test_connection_options_that_are_wrong_exit_with_2(
+    words: tuple[str, ...], reason: str, say: Say
+) -> None:
+    code, _, err = say("status", *words)
+    assert code == 2
+    assert reason in err
