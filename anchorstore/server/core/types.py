@@ -21,6 +21,7 @@ import numpy.typing as npt
 from anchorstore.layout import Component
 
 U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]

@@ -1,0 +1,118 @@
+"""The sealed blocks: one row each, chained per page.  Columns.
+
+::
+
+    page row        first_block --> block row --next--> block row --next--> 0
+                                    kind kv             kind anchor
+                                    segment, slot       segment, slot
+                                    generation ...      generation ...
+
+A page holds at most one block of each kind and at most `CHAIN_LIMIT` in all, so walking the
+chains of a whole path is a few gathers.  A block that lost its page (removed, or replaced by a
+more exact one) while a reader holds a lease is *detached*: page 0, slot kept, until the last
+lease ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from anchorstore.server.core.columns import Table
+from anchorstore.server.core.index import PageIndex
+from anchorstore.server.core.types import U8, U16, U32, U64
+
+CHAIN_LIMIT = 64
+"""Blocks of one page.  Tensor parallelism over 16 ranks in three layouts fits."""
+
+
+class Blocks(Table):
+    """Blocks as rows.  Row 0 is no block: kind 0, lineage 0, next 0.
+
+    Columns: page (row, 0 = detached), next (row), kind (id), segment (id), slot, generation
+    (even), checksum (xxh3), lineage, leases (count).  35 bytes a block.
+    """
+
+    COLUMNS = (
+        ("page", np.uint32, 1),
+        ("next", np.uint32, 1),
+        ("kind", np.uint16, 1),
+        ("segment", np.uint32, 1),
+        ("slot", np.uint32, 1),
+        ("generation", np.uint32, 1),
+        ("checksum", np.uint64, 1),
+        ("lineage", np.uint8, 1),
+        ("leases", np.uint32, 1),
+    )
+    page: U32
+    next: U32
+    kind: U16
+    segment: U32
+    slot: U32
+    generation: U32
+    checksum: U64
+    lineage: U8
+    leases: U32
+
+    def find(self, index: PageIndex, pages: U32, kinds: Sequence[int]) -> list[U32]:
+        """Per kind: the block row of each page row [n]; 0 where there is none."""
+        found = [np.zeros(len(pages), np.uint32) for _ in kinds]
+        current = index.first_block.take(pages)
+        for _ in range(CHAIN_LIMIT + 1):
+            if not current.any():
+                return found
+            kind_here = self.kind.take(current)
+            for kind, rows in zip(kinds, found, strict=True):
+                np.copyto(rows, current, where=kind_here == kind)
+            current = self.next.take(current)
+        raise AssertionError(f"blocks: a chain is longer than {CHAIN_LIMIT}")
+
+    def chain_lengths(self, index: PageIndex, pages: U32) -> U32:
+        """Blocks of each page [n]."""
+        lengths = np.zeros(len(pages), np.uint32)
+        current = index.first_block.take(pages)
+        while current.any():
+            lengths += current != 0
+            current = self.next.take(current)
+        return lengths
+
+    def of_pages(self, index: PageIndex, pages: U32) -> U32:
+        """All blocks of these pages, in no particular order."""
+        parts, current = [], index.first_block.take(pages)
+        current = current[current != 0]
+        while len(current):
+            parts.append(current)
+            current = self.next.take(current)
+            current = current[current != 0]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint32)
+
+    def attach(self, index: PageIndex, pages: U32, rows: U32) -> None:
+        """Puts each block row [n] in front of the chain of its page row; pages are distinct."""
+        self.page[rows] = pages
+        self.next[rows] = index.first_block.take(pages)
+        index.first_block[pages] = rows
+
+    def detach(self, index: PageIndex, row: int) -> None:
+        """Takes one block out of its page's chain."""
+        page, after = int(self.page[row]), self.next[row]
+        current = int(index.first_block[page])
+        if current == row:
+            index.first_block[page] = after
+        else:
+            while int(self.next[current]) != row:
+                current = int(self.next[current])
+                assert current, f"blocks: block {row} is not in the chain of page {page}"
+            self.next[current] = after
+        self.page[row] = 0
+        self.next[row] = 0
+
+    def live_rows(self) -> U32:
+        """Rows of all blocks, detached ones too, ascending."""
+        return np.flatnonzero(self.kind[: self.rows.top]).astype(np.uint32)
+
+    def free_rows(self, rows: U32) -> None:
+        """Ends these rows; their slots are the caller's business."""
+        self.kind[rows] = 0
+        self.page[rows] = 0
+        self.rows.give(rows)

@@ -1,0 +1,132 @@
+"""Making room: evict pages, drop single blocks where that harms little, empty a segment.
+
+::
+
+    evict    leaves of the scope, least recently used first; a page's blocks share one fate
+       |     not enough?
+       v
+    thin     anchors and states alone: blocks of inner pages, least recently used first.
+             A hole there costs the boundaries near it; a hole in kv would cut off everything
+             behind it, so kv is never thinned.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anchorstore.layout import Component
+from anchorstore.server.core.policy import Field, Scope, oldest_inner_blocks, take_leaves
+from anchorstore.server.core.pool import Grant, Segment, SlotClass
+from anchorstore.server.core.state import State
+
+THINNED = frozenset({Component.ANCHOR, Component.STATE})
+"""Components of which a reader needs only the pages near its boundary."""
+
+
+def evict(state: State, scope: Scope, want_bytes: int, before: int) -> int:
+    """Evicts leaf pages last used before tick `before`, until `want_bytes` of the scope's slots
+    are free or no victim is left.  Returns the blocks gone."""
+    pages = take_leaves(state, scope, want_bytes, before)
+    if not pages:
+        return 0
+    gone, kept = state.forget_unlinked(pages)
+    state.ensure(kept == 0, "a leased block was evicted")
+    state.counters["pages_evicted"] += len(pages)
+    state.counters["blocks_evicted"] += gone
+    state.note("evict", scope, len(pages), "pages", gone, "blocks")
+    return gone
+
+
+def thin(state: State, scope: Scope, want_bytes: int, before: int) -> int:
+    """Drops blocks of inner pages.  Returns the blocks gone."""
+    rows = oldest_inner_blocks(state, scope, want_bytes, before)
+    for row in rows.tolist():
+        state.forget_block(row)
+    state.counters["blocks_thinned"] += len(rows)
+    if len(rows):
+        state.note("thin", scope, len(rows), "blocks")
+    return len(rows)
+
+
+def take_slots(state: State, slot_class: SlotClass, count: int, before: int) -> list[Grant]:
+    """Up to `count` slots for writing: the ladder drawn in pool.py."""
+    pool = state.pool
+    scope = Scope(Field.SLOT_CLASS, slot_class.class_id)
+    grants = pool.take(slot_class, count)
+    while missing := count - sum(len(grant.slots) for grant in grants):
+        if not pool.extend(slot_class):
+            want_bytes = missing * slot_class.slot_bytes
+            gone = evict(state, scope, want_bytes, before)
+            if not gone and slot_class.component in THINNED:
+                gone = thin(state, scope, want_bytes, before)
+            if not gone and (slot_class.segments or not _empty_oldest(state, slot_class, before)):
+                break
+        grants += pool.take(slot_class, missing)
+    return grants
+
+
+def _empty_oldest(state: State, slot_class: SlotClass, before: int) -> bool:
+    """Rule 4: re-formats the component's oldest segment for a class that has none.  A component
+    that holds nothing at all takes from the one that holds most."""
+    pool = state.pool
+    if not pool.allowed_segments(slot_class.component):
+        return False
+    donor = slot_class.component
+    if not pool.held_segments(donor):
+        donor = max(Component, key=pool.held_segments)
+    for segment in sorted(pool.segments_of(donor), key=lambda segment: segment.segment_id):
+        if pool.can_pass(segment, slot_class) and _empty(state, segment, before):
+            pool.pass_on(segment, slot_class)
+            state.note("segment", segment.index, "re-formatted for class", slot_class.class_id)
+            state.counters["segments_reformatted"] += 1
+            return True
+    return False
+
+
+def _empty(state: State, segment: Segment, before: int) -> bool:
+    """Evicts every page with a block in the segment, or nothing where one is in use."""
+    table = state.blocks
+    top = table.rows.top
+    inside = (table.segment[:top] == segment.segment_id) & (table.kind[:top] != 0)
+    pages = np.unique(table.page[: table.rows.top][inside])
+    if not len(pages):
+        return segment.slab.used == 0
+    newest = int(state.index.stamp.take(pages).max())
+    if pages[0] == 0 or newest >= before:  # detached blocks, or the writer's own path
+        return False
+    if table.leases.take(table.of_pages(state.index, pages)).any():
+        return False
+    gone, _ = state.forget_pages(pages)
+    state.counters["blocks_evicted"] += gone
+    return True
+
+
+def evict_step(state: State, draining: set[Component], limit_blocks: int) -> int:
+    """Watermark work, at most about `limit_blocks` blocks.
+
+    A component above its high watermark is drained, in as many steps as it takes, until it is
+    below its low one; `draining` remembers which.  Returns the blocks gone.
+    """
+    gone = 0
+    for component in Component:
+        capacity_bytes = state.pool.capacity_bytes(component)
+        used_bytes = state.pool.used_bytes(component)
+        if used_bytes > state.config.high_watermark * capacity_bytes:
+            draining.add(component)
+        over_bytes = used_bytes - int(state.config.low_watermark * capacity_bytes)
+        if component not in draining or gone >= limit_blocks:
+            continue
+        scope = Scope(Field.COMPONENT, int(component))
+        want_bytes = min(over_bytes, (limit_blocks - gone) * _smallest_slot(state, component))
+        here = evict(state, scope, want_bytes, state.tick + 1) if want_bytes > 0 else 0
+        if not here and want_bytes > 0 and component in THINNED:
+            here = thin(state, scope, want_bytes, state.tick + 1)
+        gone += here
+        if not here or over_bytes <= 0:
+            draining.discard(component)
+    return gone
+
+
+def _smallest_slot(state: State, component: Component) -> int:
+    sizes = (k.slot_bytes for k in state.registry.kinds.values() if k.component == component)
+    return min(sizes, default=1)

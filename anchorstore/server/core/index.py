@@ -1,0 +1,218 @@
+"""The index of pages: (namespace, path hash) -> page row.  Columns and open addressing.
+
+::
+
+    mix(namespace, hash) --> | bucket number | tag |
+                                    |
+    bucket   tags  [ t0 | t1 | t2 | 0 | ...  ] 8 x u16     overflow u32: keys that went past
+             rows  [ r0 | r1 | r2 | 0 | ...  ] 8 x u32     because the bucket was full
+
+A whole path is probed at once: gather 512 buckets of tags, compare, verify the full 32 bytes and
+the namespace of the few that match, go on to the next bucket only where one overflowed (at most
+5/8 full: some 2 keys in 100).  Deleting counts `overflow` down again: no tombstones.
+
+A path hash ought to be a SHA-256, but a client may present any 32 bytes, so the mix is keyed with
+a secret of this boot: multilinear hashing over 32-bit words (Lemire and Kaser, "Strongly
+universal string hashing is fast", 2013), all eight words of the hash and the namespace in it.
+Whoever does not know the secret cannot build a chain of collisions.
+
+A page's parent is the page whose path is one page shorter.  Links are made, and heal after an
+eviction, wherever a path is seen in order, and only from index i - 1 to i in one namespace: no
+input can close a circle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from anchorstore.server.core.columns import Table
+from anchorstore.server.core.types import U16, U32, U64, Positions
+
+WAYS = 8
+FIRST_BITS = 7
+SAME_WORDS = np.uint32(0x01010101)  # four bools that are all true, seen as one integer
+
+
+class PageIndex(Table):
+    """Pages as rows.  Row 0 is no page.
+
+    Columns: hashes u64[4], parent (row), children (count), stamp (tick of the last use),
+    namespace (id), page (index in its prefix), first_block (row in the block table).
+    """
+
+    COLUMNS = (
+        ("hashes", np.uint64, 4),
+        ("stamp", np.uint64, 1),
+        ("parent", np.uint32, 1),
+        ("children", np.uint32, 1),
+        ("namespace", np.uint32, 1),
+        ("page", np.uint32, 1),
+        ("first_block", np.uint32, 1),
+    )
+    hashes: U64
+    stamp: U64
+    parent: U32
+    children: U32
+    namespace: U32
+    page: U32
+    first_block: U32
+
+    def __init__(self, secret: bytes) -> None:
+        super().__init__()
+        stream = b"".join(hashlib.sha512(secret + bytes([i])).digest() for i in range(2))
+        keys = np.frombuffer(stream, np.uint64)
+        self._word_keys = keys[:8].copy()
+        self._namespace_key, self._offset_key = int(keys[8]), int(keys[9])
+        self._allocate_buckets(FIRST_BITS)
+
+    def _allocate_buckets(self, bits: int) -> None:
+        self._bits = bits
+        self._bucket_shift = np.uint64(64 - bits)
+        self._tag_shift = np.uint64(64 - bits - 16)
+        self._mask = (1 << bits) - 1
+        self._tags = np.zeros((1 << bits, WAYS), np.uint16)
+        self._slots = np.zeros((1 << bits, WAYS), np.uint32)
+        self._overflow = np.zeros(1 << bits, np.uint32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use, buckets included."""
+        return super().nbytes + self._tags.nbytes + self._slots.nbytes + self._overflow.nbytes
+
+    # ---- addressing ----
+
+    def _place(self, namespaces: int | U64, hashes: U64) -> tuple[Positions, U16]:
+        """Home bucket and tag of each key [n]."""
+        words = hashes.view(np.uint32).astype(np.uint64)
+        if isinstance(namespaces, int):
+            start = (namespaces * self._namespace_key + self._offset_key) & (2**64 - 1)
+            mixed = words @ self._word_keys + np.uint64(start)
+        else:
+            start_each = namespaces * np.uint64(self._namespace_key) + np.uint64(self._offset_key)
+            mixed = words @ self._word_keys + start_each
+        bucket = (mixed >> self._bucket_shift).astype(np.intp)
+        tag = (mixed >> self._tag_shift).astype(np.uint16) | np.uint16(1)
+        return bucket, tag
+
+    def find(self, namespace: int, hashes: U64) -> U32:
+        """Row of each path hash [n, 4] in `namespace`; 0 where it is not there."""
+        found = np.zeros(len(hashes), np.uint32)
+        bucket, tag = self._place(namespace, hashes)
+        flat = self._slots.ravel()
+        query: Positions | None = None  # None: all, in order
+        for _ in range(self._mask + 1):
+            matches = np.flatnonzero(self._tags.take(bucket, axis=0) == tag[:, None])
+            which = matches >> 3
+            rows = flat.take(bucket.take(which) * WAYS + (matches & 7))
+            asked = which if query is None else query.take(which)
+            equal = self.hashes.take(rows, axis=0) == hashes.take(asked, axis=0)
+            same = equal.view(np.uint32).ravel() == SAME_WORDS
+            same &= self.namespace.take(rows) == namespace
+            found[asked[same]] = rows[same]
+            onward = self._overflow.take(bucket) != 0
+            onward &= (found if query is None else found.take(query)) == 0
+            rest = np.flatnonzero(onward)
+            if not len(rest):
+                return found
+            query = rest if query is None else query.take(rest)
+            bucket, tag = (bucket.take(rest) + 1) & self._mask, tag.take(rest)
+        raise AssertionError("index: a probe went round all buckets")
+
+    def insert(self, namespace: int, hashes: U64, pages: U32, stamp: int) -> U32:
+        """New rows for path hashes that are not there; each named once.  Parents link later."""
+        count = len(hashes)
+        rows = self.take_rows(count)
+        self.hashes[rows] = hashes
+        self.namespace[rows] = namespace
+        self.page[rows] = pages
+        self.stamp[rows] = stamp
+        self.parent[rows] = 0
+        self.children[rows] = 0
+        self.first_block[rows] = 0
+        if len(self) * 8 > (WAYS << self._bits) * 5:
+            self._rebuild()
+        else:
+            self._file(rows)
+        return rows
+
+    def _rebuild(self) -> None:
+        """Files every live row again in enough buckets."""
+        bits = self._bits
+        while len(self) * 8 > (WAYS << bits) * 5:
+            bits += 1
+        self._allocate_buckets(bits)
+        self._file(self.live_rows())
+
+    def _keys_of(self, rows: U32) -> tuple[Positions, U16]:
+        return self._place(self.namespace.take(rows).astype(np.uint64), self.hashes[rows])
+
+    def _file(self, rows: U32) -> None:
+        """Puts rows into the first bucket, from home on, that has room."""
+        bucket, tag = self._keys_of(rows)
+        while len(rows):
+            order = np.argsort(bucket, kind="stable")
+            bucket, tag, rows = bucket[order], tag[order], rows[order]
+            starts = np.flatnonzero(np.r_[True, bucket[1:] != bucket[:-1]])
+            rank = np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
+            taken = np.count_nonzero(self._slots.take(bucket, axis=0), axis=1)
+            fits = rank + taken < WAYS
+            way = self._nth_empty(bucket[fits], rank[fits])
+            self._slots[bucket[fits], way] = rows[fits]
+            self._tags[bucket[fits], way] = tag[fits]
+            full = ~fits
+            np.add.at(self._overflow, bucket[full], 1)
+            bucket, tag, rows = (bucket[full] + 1) & self._mask, tag[full], rows[full]
+
+    def _nth_empty(self, bucket: Positions, rank: Positions) -> Positions:
+        """Way of the rank-th empty place of each bucket."""
+        empty = self._slots.take(bucket, axis=0) == 0
+        ordinal = np.cumsum(empty, axis=1) - 1
+        ways: Positions = np.argmax(empty & (ordinal == rank[:, None]), axis=1)
+        return ways
+
+    def remove(self, rows: U32) -> None:
+        """Takes rows out; the caller has unlinked parents, children and blocks."""
+        bucket, _ = self._keys_of(rows)
+        left, at = rows, bucket
+        while len(left):
+            here = self._slots.take(at, axis=0) == left[:, None]
+            which, way = np.nonzero(here)
+            self._slots[at[which], way] = 0
+            self._tags[at[which], way] = 0
+            passed = np.ones(len(left), np.bool_)
+            passed[which] = False
+            assert self._overflow[at[passed]].all(), "index: a row that is in no bucket"
+            np.subtract.at(self._overflow, at[passed], 1)
+            left, at = left[passed], (at[passed] + 1) & self._mask
+        self.namespace[rows] = 0
+        self.rows.give(rows)
+
+    # ---- links ----
+
+    def heal(self, path: U32) -> None:
+        """Links each page of a path seen in order, [n] rows, 0 for holes, to the one before."""
+        if len(path) < 2:
+            return
+        child, parent = path[1:], path[:-1]
+        loose = (self.parent.take(child) == 0) & (child != 0) & (parent != 0)
+        if not loose.any():
+            return
+        child, parent = child[loose], parent[loose]
+        fits = self.page.take(child) == self.page.take(parent) + np.uint32(1)
+        child, parent = child[fits], parent[fits]
+        self.parent[child] = parent
+        np.add.at(self.children, parent, 1)
+
+    def live_rows(self) -> U32:
+        """Rows of all pages, ascending."""
+        return np.flatnonzero(self.namespace[: self.rows.top]).astype(np.uint32)
+
+    def filed_rows(self) -> int:
+        """Rows that the buckets hold, for check()."""
+        return int(np.count_nonzero(self._slots))
+
+    def hash_of(self, row: int) -> bytes:
+        """The path hash of a page."""
+        return bytes(self.hashes[row].tobytes())

@@ -1,0 +1,223 @@
+"""The pool: equal segments, who holds which, and how one changes hands.
+
+::
+
+    segment  0          1          2          3          4
+           +----------+----------+----------+----------+----------+
+           | acme     | acme     | acme     | globex   |          |
+           | kv       | kv       | anchor   | kv       | unused   |
+           | 2 MiB    | 2 MiB    | 80 KiB   | 2 MiB    |          |
+           +----------+----------+----------+----------+----------+
+             class 1               class 2    class 3
+
+A segment belongs to one *slot class*: (domain, component, slot bytes).  A free slot serves only
+its own class.  How a class that has none gets one (the first rule that applies):
+
+    1  an unused segment           while the component holds fewer than its share
+    2  an empty segment            of the same component, of any class
+    3  an evicted block            of the class itself (policy.py)
+    4  the oldest segment, emptied of the same component, if the class holds none (evicting.py)
+    5  declined
+
+A segment keeps its memory within a domain: new id, generations above all it has shown.  For
+another domain it must have no holders (sessions that mapped it) and asks for fresh memory, so no
+old mapping ever shows another tenant's bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from anchorstore.layout import Component
+from anchorstore.server.core.types import U32, FormatSegment, StoreConfig
+from anchorstore.tiers.slab import Slab
+from anchorstore.transport.segment import SegmentShape
+
+
+@dataclasses.dataclass(eq=False)
+class SlotClass:
+    """Segments that can serve one another's blocks.  `kinds` counts the kinds that use it."""
+
+    class_id: int
+    domain: str
+    component: Component
+    slot_bytes: int
+    segments: list[Segment] = dataclasses.field(default_factory=list)
+    kinds: int = 0
+
+    @property
+    def key(self) -> tuple[str, Component, int]:
+        """What names the class."""
+        return (self.domain, self.component, self.slot_bytes)
+
+
+@dataclasses.dataclass(eq=False)
+class Segment:
+    """One formatted region.  `writing` counts slots between begin_seal and finish_seal."""
+
+    index: int
+    segment_id: int
+    slot_class: SlotClass
+    slab: Slab
+    writing: int = 0
+    holders: set[bytes] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grant:
+    """Slots of one segment, taken for writing.  `generations` are odd."""
+
+    segment: Segment
+    slots: U32
+    generations: U32
+
+
+class Pool:
+    """All segments of the tier."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self.classes: dict[tuple[str, Component, int], SlotClass] = {}
+        self.by_id: dict[int, Segment] = {}
+        self.unused = list(range(config.segments))[::-1]
+        self.formats: list[FormatSegment] = []  # work for the shell, handed out by begin_seal
+        self._next_segment_id = 1
+        self._next_class_id = 1
+
+    # ---- sizes ----
+
+    def shape(self, slot_bytes: int) -> SegmentShape:
+        """How slots of this size lie in a segment."""
+        return SegmentShape(self.config.segment_bytes, slot_bytes)
+
+    def allowed_segments(self, component: Component) -> int:
+        """Segments that the component may hold."""
+        share = self.config.component_share.get(component, 0.0)
+        return max(1, int(share * self.config.segments)) if share else 0
+
+    def segments_of(self, component: Component) -> Iterator[Segment]:
+        """Segments that the component holds."""
+        return (s for s in self.by_id.values() if s.slot_class.component == component)
+
+    def held_segments(self, component: Component) -> int:
+        """Number of segments that the component holds."""
+        return sum(1 for _ in self.segments_of(component))
+
+    def capacity_bytes(self, component: Component) -> int:
+        """Slots that the component holds, and the segments that it may still take."""
+        held = sum(s.slab.slots * s.slot_class.slot_bytes for s in self.segments_of(component))
+        more = self.allowed_segments(component) - self.held_segments(component)
+        return held + max(0, min(more, len(self.unused))) * self.config.segment_bytes
+
+    def used_bytes(self, component: Component) -> int:
+        """Slots that are taken: sealed, being written, or kept by a lease."""
+        return sum(s.slab.used * s.slot_class.slot_bytes for s in self.segments_of(component))
+
+    # ---- classes ----
+
+    def class_of(self, domain: str, component: Component, slot_bytes: int) -> SlotClass:
+        """The slot class, made where it is new."""
+        key = (domain, component, slot_bytes)
+        if key not in self.classes:
+            self.classes[key] = SlotClass(self._next_class_id, *key)
+            self._next_class_id += 1
+        return self.classes[key]
+
+    def forget_class_if_idle(self, slot_class: SlotClass) -> None:
+        """Drops a class that neither kinds nor segments refer to."""
+        if not slot_class.kinds and not slot_class.segments:
+            del self.classes[slot_class.key]
+
+    # ---- slots ----
+
+    def take(self, slot_class: SlotClass, count: int) -> list[Grant]:
+        """Up to `count` free slots of the class, for writing."""
+        grants = []
+        for segment in slot_class.segments:
+            here = min(count, segment.slab.free)
+            if here:
+                slots, generations = segment.slab.take(here)
+                segment.writing += here
+                grants.append(Grant(segment, slots, generations))
+                count -= here
+            if not count:
+                break
+        return grants
+
+    def give(self, segment_ids: U32, slots: U32) -> None:
+        """Frees slots [n] of segments [n]."""
+        for segment_id in np.unique(segment_ids).tolist():
+            self.by_id[segment_id].slab.give(slots[segment_ids == segment_id])
+
+    def written(self, segment_ids: U32) -> None:
+        """Ends the writing of one slot a segment id [n]."""
+        ids, counts = np.unique(segment_ids, return_counts=True)
+        for segment_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+            segment = self.by_id[segment_id]
+            segment.writing -= count
+            assert segment.writing >= 0, f"segment {segment_id}: more slots written than taken"
+
+    # ---- segments ----
+
+    def extend(self, slot_class: SlotClass) -> bool:
+        """Rules 1 and 2: gives the class a segment that nobody misses; False where none is."""
+        component = slot_class.component
+        if self.unused and self.held_segments(component) < self.allowed_segments(component):
+            self._format(self.unused.pop(), slot_class, 0, fresh_memory=False, holders=set())
+            return True
+        for segment in self.segments_of(component):
+            other = segment.slot_class is not slot_class
+            if other and segment.slab.used == 0 and self.can_pass(segment, slot_class):
+                self.pass_on(segment, slot_class)
+                return True
+        return False
+
+    def can_pass(self, segment: Segment, slot_class: SlotClass) -> bool:
+        """Whether the segment, once empty, may serve this class."""
+        same_domain = segment.slot_class.domain == slot_class.domain
+        return segment.writing == 0 and (same_domain or not segment.holders)
+
+    def pass_on(self, segment: Segment, slot_class: SlotClass) -> None:
+        """Re-formats an empty segment for another class."""
+        assert segment.slab.used == 0 and self.can_pass(segment, slot_class), segment.segment_id
+        old = segment.slot_class
+        fresh = old.domain != slot_class.domain
+        ceiling = 0 if fresh else segment.slab.ceiling()
+        old.segments.remove(segment)
+        del self.by_id[segment.segment_id]
+        self._format(segment.index, slot_class, ceiling, fresh, segment.holders)
+        self.forget_class_if_idle(old)
+
+    def _format(
+        self,
+        index: int,
+        slot_class: SlotClass,
+        first_generation: int,
+        fresh_memory: bool,
+        holders: set[bytes],
+    ) -> None:
+        slots = self.shape(slot_class.slot_bytes).slots
+        segment = Segment(
+            index, self._next_segment_id, slot_class, Slab(slots, first_generation), 0, holders
+        )
+        self._next_segment_id += 1
+        slot_class.segments.append(segment)
+        self.by_id[segment.segment_id] = segment
+        self.formats.append(
+            FormatSegment(
+                index=index,
+                segment_id=segment.segment_id,
+                slot_bytes=slot_class.slot_bytes,
+                slots=slots,
+                first_generation=first_generation,
+                fresh_memory=fresh_memory,
+            )
+        )
+
+    def take_formats(self) -> list[FormatSegment]:
+        """The work that has gathered since the last call, in order."""
+        formats, self.formats = self.formats, []
+        return formats

@@ -1,0 +1,185 @@
+"""What operators ask for: status, pages, why a prefix ends, and removal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from anchorstore.errors import InvalidRequest
+from anchorstore.layout import Component
+from anchorstore.server.core import requests
+from anchorstore.server.core.sessions import Kind, NamespaceRecord
+from anchorstore.server.core.state import State
+from anchorstore.server.core.types import (
+    U32,
+    BlockStatus,
+    ComponentStatus,
+    Explanation,
+    NamespaceStatus,
+    PageList,
+    PageStatus,
+    Removed,
+    StoreStatus,
+)
+
+LIST_LIMIT = 10_000
+
+
+def status(state: State) -> StoreStatus:
+    """The whole store at a glance; cost grows with segments and namespaces, not with pages."""
+    components = [_component_status(state, component) for component in Component]
+    slots = [
+        (s.slab.used, s.slab.slots, s.slot_class.slot_bytes) for s in state.pool.by_id.values()
+    ]
+    return StoreStatus(
+        sessions=len(state.registry.sessions),
+        leases=len(state.leases),
+        reservations=len(state.reservation_by_id),
+        seals_in_flight=len(state.tickets),
+        pages=len(state.index),
+        blocks=len(state.blocks),
+        index_bytes=state.index.nbytes + state.blocks.nbytes + 8 * sum(s for _, s, _ in slots),
+        capacity_bytes=state.config.segments * state.config.segment_bytes,
+        used_bytes=sum(used * size for used, _, size in slots),
+        segments=state.config.segments,
+        segments_free=len(state.pool.unused),
+        components=components,
+        namespaces=[_namespace_status(r) for r in state.registry.namespaces.values()],
+        counters=dict(state.counters),
+    )
+
+
+def _component_status(state: State, component: Component) -> ComponentStatus:
+    kinds = (k for k in state.registry.kinds.values() if k.component == component)
+    return ComponentStatus(
+        component,
+        state.pool.capacity_bytes(component),
+        state.pool.used_bytes(component),
+        sum(kind.blocks for kind in kinds),
+        state.pool.held_segments(component),
+    )
+
+
+def _namespace_status(record: NamespaceRecord) -> NamespaceStatus:
+    return NamespaceStatus(
+        domain=record.namespace.domain,
+        model=record.namespace.model,
+        root_digest=record.root_digest,
+        pages=record.pages,
+        bytes=record.used_bytes + record.reserved_bytes,
+        quota_bytes=record.quota_bytes,
+        max_lineage=record.max_lineage,
+        enabled=record.enabled,
+        sessions=len(record.sessions),
+    )
+
+
+def list_pages(state: State, root: bytes, cursor: int, limit: int) -> PageList:
+    """Pages of one namespace by row; a page that comes or goes meanwhile may be missed."""
+    record = state.registry.namespace_of_root(root)
+    if not 1 <= limit <= LIST_LIMIT or cursor < 0:
+        raise InvalidRequest(f"cursor {cursor}, limit {limit}: limit must be 1 to {LIST_LIMIT}")
+    owned = state.index.namespace[: state.index.rows.top] == record.namespace_id
+    owned[: cursor + 1] = False
+    rows = np.flatnonzero(owned)[: limit + 1].tolist()
+    pages = [_page_status(state, row) for row in rows[:limit]]
+    return PageList(pages, rows[limit - 1] if len(rows) > limit else 0)
+
+
+def _page_status(state: State, row: int) -> PageStatus:
+    index = state.index
+    blocks = []
+    for block in state.blocks.of_pages(index, np.array([row], np.uint32)).tolist():
+        kind = state.registry.by_kind_id[int(state.blocks.kind[block])]
+        blocks.append(
+            BlockStatus(
+                component=kind.component,
+                layout_digest=kind.key[2],
+                shard=kind.key[3],
+                lineage=int(state.blocks.lineage[block]),
+                leases=int(state.blocks.leases[block]),
+                bytes=kind.slot_bytes,
+            )
+        )
+    return PageStatus(index.hash_of(row), int(index.page[row]), int(index.children[row]), blocks)
+
+
+def explain(state: State, root: bytes, hashes: bytes) -> Explanation:
+    """How far a prefix matches, layout by layout; changes nothing, not even the heat."""
+    record = state.registry.namespace_of_root(root)
+    keys = requests.hash_columns(state.config, hashes)
+    pages = state.index.find(record.namespace_id, keys)
+    held = state.index.first_block.take(pages) != 0
+    present = int(held.argmin()) if not held.all() else len(held)
+    kinds = [
+        kind for kind in state.registry.kinds.values() if kind.key[0] == record.namespace.domain
+    ]
+    found = state.blocks.find(state.index, pages, [kind.kind_id for kind in kinds])
+    lines = [
+        _kind_line(state, kind, rows) for kind, rows in zip(kinds, found, strict=True) if rows.any()
+    ]
+    return Explanation(len(keys), present, lines, _ending(record, pages, held, present, len(lines)))
+
+
+def _kind_line(state: State, kind: Kind, rows: U32) -> str:
+    there = rows != 0
+    leading = int(there.argmin()) if not there.all() else len(there)
+    depths = state.blocks.lineage.take(rows[there])
+    _, component, digest, shard = kind.key
+    return (
+        f"{component.name.lower()} layout {digest.hex()[:12]} shard {shard:#x}: "
+        f"{int(there.sum())} of {len(rows)} pages, the first {leading} without a hole, "
+        f"lineage {int(depths.min())} to {int(depths.max())}"
+    )
+
+
+def _ending(
+    record: NamespaceRecord, pages: U32, held: Sequence[bool], present: int, layouts: int
+) -> str:
+    if not record.enabled:
+        return "the namespace's kill switch is on: every lookup misses"
+    if present == len(pages):
+        return f"all {present} pages are stored, in {layouts} layouts"
+    if pages[present]:
+        return f"page {present} lost its blocks (evicted or removed); later pages still know it"
+    later = int(np.count_nonzero(held[present:]))
+    if later:
+        return f"page {present} is not stored, though {later} later pages are"
+    if not present:
+        return "no page is stored: another namespace, other tokens, or evicted"
+    return f"page {present} is not stored: tokens differ from there on, or it was evicted"
+
+
+def remove(state: State, root: bytes, path_hash: bytes | None) -> Removed:
+    """Removes a namespace's blocks, or those of one page and of every page that continues it.
+    What is being written at the moment is thrown away."""
+    record = state.registry.namespace_of_root(root)
+    for ticket in state.tickets.values():
+        if ticket.session.record is record:
+            ticket.cancelled = True
+    owned = np.flatnonzero(state.index.namespace[: state.index.rows.top] == record.namespace_id)
+    pages = owned.astype(np.uint32)
+    if path_hash is not None:
+        key = np.frombuffer(path_hash, np.uint64).reshape(1, 4)
+        [top] = state.index.find(record.namespace_id, key).tolist()
+        pages = _subtree(state, pages, top) if top else pages[:0]
+    gone, kept = state.forget_pages(pages) if len(pages) else (0, 0)
+    state.counters["blocks_removed"] += gone
+    state.note("remove", root.hex(), len(pages), "pages", gone, "blocks")
+    state.registry.forget_namespace_if_idle(record)
+    return Removed(gone, kept)
+
+
+def _subtree(state: State, owned: U32, top: int) -> U32:
+    """`top` and all pages below it: parents have lower page indexes, so one pass by index."""
+    index = state.index
+    inside = np.zeros(index.rows.top, np.bool_)
+    inside[top] = True
+    order = owned[np.argsort(index.page.take(owned), kind="stable")]
+    depths = index.page.take(order)
+    starts = np.flatnonzero(np.r_[True, depths[1:] != depths[:-1]])
+    for level in np.split(order, starts[1:]):
+        inside[level] |= inside.take(index.parent.take(level))
+        inside[0] = False
+    return np.flatnonzero(inside).astype(np.uint32)

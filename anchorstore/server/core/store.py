@@ -1,0 +1,270 @@
+"""The store: every decision of the daemon, and no action.
+
+::
+
+    open_session -> reserve -> begin_seal -> (shell copies) -> finish_seal      write
+                 -> lookup  -> (client reads in place)      -> release          read
+    expire, evict_step     what time and pressure ask for
+    status, list_pages, explain, set_enabled, remove, check    what operators ask for
+
+`now` is monotonic seconds.  Every call runs to completion and leaves the invariants that `check`
+walks; errors of anchorstore.errors leave the store as it was.  One thread calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anchorstore.errors import InvalidRequest, UnknownSession
+from anchorstore.keys import DIGEST_BYTES, Namespace
+from anchorstore.layout import Component, Layout
+from anchorstore.server.core import evicting, reports, reserving, sealing
+from anchorstore.server.core import lookup as reading
+from anchorstore.server.core.check import violations
+from anchorstore.server.core.sessions import Session
+from anchorstore.server.core.state import State
+from anchorstore.server.core.types import (
+    U8,
+    U32,
+    U64,
+    BlockColumns,
+    Bools,
+    Explanation,
+    LookupResult,
+    Need,
+    PageList,
+    Removed,
+    ReserveResult,
+    SealWork,
+    SessionGrant,
+    StoreConfig,
+    StoreStatus,
+)
+
+
+class Store:
+    """The pure core.  `secret` keys the index against chosen collisions: the shell passes random
+    bytes that it tells nobody; `boot_id`, which every client knows, is no secret."""
+
+    def __init__(self, config: StoreConfig, boot_id: bytes, secret: bytes = b"") -> None:
+        self.config = config
+        self.boot_id = boot_id
+        self._state = State(config, boot_id + secret)
+        self._draining: set[Component] = set()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counts since the start, by name; they only rise."""
+        return self._state.counters
+
+    def _session(self, session_id: bytes, now: float) -> Session:
+        return self._state.registry.session(session_id, now)
+
+    # ---- sessions ----
+
+    def open_session(
+        self,
+        session_id: bytes,
+        namespace: Namespace,
+        layouts: Sequence[Layout],
+        *,
+        max_lineage: int | None = None,
+        name: str = "",
+        now: float,
+    ) -> SessionGrant:
+        """Opens a session under an id that the shell made up (16 random bytes).
+
+        `max_lineage` becomes the namespace's unless other sessions use it with another value
+        (SpecMismatch).  Layouts that do not fit: SpecMismatch.  Limits: CapacityFull.
+        """
+        session = self._state.registry.attach(
+            session_id, namespace, layouts, max_lineage, name, now
+        )
+        self._state.counters["sessions_opened"] += 1
+        self._state.note("open", session_id.hex(), name)
+        sizes = tuple(kind.slot_bytes for kind in session.kinds)
+        return SessionGrant(session.record.root_digest, sizes, session.record.max_lineage)
+
+    def connection_opened(self, session_id: bytes, domain: str) -> None:
+        """Binds a connection to a session; UnknownSession for a wrong id or a foreign domain."""
+        session = self._state.registry.sessions.get(session_id)
+        if session is None or session.record.namespace.domain != domain:
+            raise UnknownSession("session is not open here")
+        session.connections += 1
+        self._state.registry.idle.drop(session_id)
+
+    def connection_closed(self, session_id: bytes, now: float) -> None:
+        """Unbinds one; the session ends with its last.  Nothing happens where it has ended."""
+        session = self._state.registry.sessions.get(session_id)
+        if session is None:
+            return
+        self._state.ensure(session.connections > 0, "more connections closed than opened")
+        session.connections -= 1
+        if not session.connections:
+            self._end(session)
+
+    def is_open(self, session_id: bytes) -> bool:
+        """Whether the session has not ended; no use of it."""
+        return session_id in self._state.registry.sessions
+
+    def end_session(self, session_id: bytes, now: float) -> None:
+        """Ends the session with its leases and reservations."""
+        self._end(self._session(session_id, now))
+
+    def _end(self, session: Session) -> None:
+        state = self._state
+        for lease_id in list(session.leases):
+            reading.end_lease(state, lease_id)
+        for reservation in list(session.reservations.values()):
+            reserving.abort(state, reservation)
+        state.registry.detach(session)
+        state.counters["sessions_ended"] += 1
+        state.note("end", session.session_id.hex(), session.name)
+
+    # ---- writing ----
+
+    def reserve(
+        self,
+        session_id: bytes,
+        parent_hash: bytes,
+        first_page: int,
+        hashes: bytes,
+        layouts: Sequence[int],
+        lineage: int,
+        now: float,
+    ) -> ReserveResult:
+        """Asks which blocks of pages `first_page`, `first_page` + 1, ... are worth writing."""
+        session = self._session(session_id, now)
+        return reserving.reserve(
+            self._state, session, parent_hash, first_page, hashes, layouts, lineage, now
+        )
+
+    def begin_seal(
+        self,
+        session_id: bytes,
+        reservation_id: int,
+        pages: U32,
+        layouts: U8,
+        keep_open: bool,
+        now: float,
+    ) -> SealWork:
+        """Takes slots for blocks of a reservation.  The shell carries out the formats at once and
+        in order, then copies, then calls finish_seal with the ticket: always, exactly once."""
+        session = self._session(session_id, now)
+        return sealing.begin_seal(
+            self._state, session, reservation_id, pages, layouts, keep_open, now
+        )
+
+    def finish_seal(self, ticket: int, copied_ok: Bools, checksums: U64, now: float) -> bytes:
+        """Makes the copied blocks visible.  `copied_ok` and `checksums` have one element a copy;
+        returns one `Sealed` a block that begin_seal was asked for."""
+        return sealing.finish_seal(self._state, ticket, copied_ok, checksums)
+
+    def abort(self, session_id: bytes, reservation_id: int, now: float) -> None:
+        """Gives a reservation back; one that has ended already is no error."""
+        reservation = self._session(session_id, now).reservations.get(reservation_id)
+        if reservation is not None:
+            reserving.abort(self._state, reservation)
+
+    # ---- reading ----
+
+    def lookup(
+        self,
+        session_id: bytes,
+        hashes: bytes,
+        needs: Sequence[Need],
+        *,
+        max_lineage: int,
+        margin_pages: int,
+        now: float,
+    ) -> LookupResult:
+        """The largest boundary that satisfies every need, under a read lease."""
+        session = self._session(session_id, now)
+        return reading.lookup(self._state, session, hashes, needs, max_lineage, margin_pages, now)
+
+    def renew(self, session_id: bytes, lease_ids: Sequence[int], now: float) -> list[int]:
+        """Extends leases; returns those that had ended."""
+        return reading.renew(self._state, self._session(session_id, now), lease_ids, now)
+
+    def release(self, session_id: bytes, lease_ids: Sequence[int], now: float) -> None:
+        """Ends leases; unknown ids change nothing."""
+        reading.release(self._state, self._session(session_id, now), lease_ids)
+
+    def leased_columns(
+        self, session_id: bytes, lease_id: int, need: int, now: float
+    ) -> BlockColumns:
+        """Where the blocks of one need of a lease lie; LeaseExpired where it has ended."""
+        session = self._session(session_id, now)
+        return reading.leased_columns(self._state, session, lease_id, need)
+
+    def map_segments(self, session_id: bytes, segment_ids: Sequence[int], now: float) -> list[int]:
+        """Pool indexes of segments of the session's domain; the session becomes their holder.
+        InvalidRequest, alike for an id that is unknown and for another domain's."""
+        session = self._session(session_id, now)
+        domain = session.record.namespace.domain
+        found = []
+        for segment_id in segment_ids:
+            segment = self._state.pool.by_id.get(segment_id)
+            if segment is None or segment.slot_class.domain != domain:
+                raise InvalidRequest(f"no segment {segment_id}")
+            found.append(segment)
+        for segment in found:
+            segment.holders.add(session_id)
+        return [segment.index for segment in found]
+
+    # ---- time and pressure ----
+
+    def expire(self, now: float) -> None:
+        """Ends leases, reservations and idle sessions whose time is over."""
+        state = self._state
+        for lease_id in state.leases.deadlines.due(now):
+            reading.end_lease(state, lease_id)
+            state.counters["leases_expired"] += 1
+        for reservation_id in state.reservations.due(now):
+            reserving.close(state, state.reservation_by_id[reservation_id])
+            state.counters["reservations_expired"] += 1
+        for session_id in state.registry.idle.due(now):
+            self._end(state.registry.sessions[session_id])
+            state.counters["sessions_expired"] += 1
+
+    def evict_step(self, now: float, limit_blocks: int) -> int:
+        """Watermark work, about `limit_blocks` blocks at most; returns how many went."""
+        return evicting.evict_step(self._state, self._draining, limit_blocks)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has work next."""
+        state = self._state
+        lines = (state.leases.deadlines, state.reservations, state.registry.idle)
+        ends = [end for line in lines if (end := line.next_deadline()) is not None]
+        return min(ends, default=None)
+
+    # ---- operators ----
+
+    def status(self, now: float) -> StoreStatus:
+        """The whole store at a glance."""
+        return reports.status(self._state)
+
+    def list_pages(self, root: bytes, cursor: int, limit: int) -> PageList:
+        """Pages of one namespace in index order; start with cursor 0."""
+        return reports.list_pages(self._state, root, cursor, limit)
+
+    def explain(self, root: bytes, hashes: bytes) -> Explanation:
+        """How far a prefix matches and why it ends there."""
+        return reports.explain(self._state, root, hashes)
+
+    def set_enabled(self, root: bytes, enabled: bool) -> None:
+        """The kill switch: a namespace that is off misses every lookup, declines every write."""
+        record = self._state.registry.namespace_of_root(root)
+        record.enabled = enabled
+        self._state.note("enabled" if enabled else "disabled", root.hex())
+        self._state.registry.forget_namespace_if_idle(record)
+
+    def remove(self, root: bytes, path_hash: bytes | None) -> Removed:
+        """Removes a namespace's blocks, or those of one page and of all that continue it."""
+        if path_hash is not None and len(path_hash) != DIGEST_BYTES:
+            raise InvalidRequest(f"path hash has {len(path_hash)} bytes, must have 32")
+        return reports.remove(self._state, root, path_hash)
+
+    def check(self) -> list[str]:
+        """Every invariant of the store, walked; violations in words, [] where all is well."""
+        return violations(self._state)

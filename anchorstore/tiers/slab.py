@@ -1,0 +1,87 @@
+"""The slots of one segment: which are free, and the generation that each shows next.  Pure.
+
+::
+
+    free stack    [ 7 | 3 | 5 | . . . ]   last in, first out: the warmest memory goes first
+                            ^ free
+    generations   [ 4 | 2 | 6 | 0 | ... ] even: what the slot shows, or will show, once sealed
+
+A taken slot shows generation + 1 (odd) while it is written and generation + 2 once sealed, so it
+never repeats in a segment.  A slot that would run out of numbers is retired instead of freed.
+8 bytes a slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+U32 = npt.NDArray[np.uint32]
+
+GENERATION_LIMIT = 2**32 - 4
+"""A slot whose generation reaches this is never handed out again."""
+
+
+class Slab:
+    """Allocator of `slots` equal slots."""
+
+    def __init__(self, slots: int, first_generation: int) -> None:
+        assert slots > 0, f"a segment without a slot: {slots}"
+        assert first_generation % 2 == 0, f"first generation {first_generation} is odd"
+        self.slots = slots
+        self.retired = 0
+        self._generations = np.full(slots, first_generation, np.uint32)
+        self._stack = np.arange(slots, dtype=np.uint32)[::-1].copy()  # slot 0 on top
+        self._free = slots
+
+    @property
+    def free(self) -> int:
+        """Slots that can be taken now."""
+        return self._free
+
+    @property
+    def used(self) -> int:
+        """Slots that are taken."""
+        return self.slots - self._free - self.retired
+
+    def take(self, count: int) -> tuple[U32, U32]:
+        """`count` free slots and the odd generations that they show while written."""
+        assert 0 <= count <= self._free, f"{count} slots wanted, {self._free} free"
+        left = self._free - count
+        slots = self._stack[left : self._free][::-1].copy()
+        self._free = left
+        writing = self._generations[slots] + np.uint32(1)
+        self._generations[slots] += np.uint32(2)
+        return slots, writing
+
+    def give(self, slots: U32) -> None:
+        """Frees taken slots.  Each must be named once."""
+        assert len(slots) <= self.used, f"{len(slots)} slots given back, {self.used} taken"
+        worn = self._generations[slots] >= GENERATION_LIMIT
+        if worn.any():
+            self.retired += int(worn.sum())
+            slots = slots[~worn]
+        self._stack[self._free : self._free + len(slots)] = slots
+        self._free += len(slots)
+
+    def ceiling(self) -> int:
+        """An even generation that no slot has gone beyond: a new format of the same memory
+        starts there."""
+        return int(self._generations.max())
+
+    def check(self, taken: U32) -> list[str]:
+        """Violations, given the slots that the owner believes are taken."""
+        found = []
+        free = self._stack[: self._free]
+        seen = np.zeros(self.slots, np.uint8)
+        if len(free) and int(free.max()) >= self.slots:
+            return [f"slab: free slot {int(free.max())} of {self.slots}"]
+        np.add.at(seen, free, 1)
+        np.add.at(seen, taken, 1)
+        if (seen > 1).any():
+            found.append(f"slab: slots {np.flatnonzero(seen > 1)[:8].tolist()} taken twice or free")
+        if int((seen == 0).sum()) != self.retired:
+            found.append(f"slab: {int((seen == 0).sum())} slots lost, {self.retired} retired")
+        if (self._generations % 2).any():
+            found.append("slab: an odd generation at rest")
+        return found
