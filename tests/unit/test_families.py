@@ -7,6 +7,7 @@ What transformers itself makes of the same configs is compared in test_families_
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -118,7 +119,7 @@ def test_groups_of_any_kinds_follow_their_definition(kinds: str) -> None:
         inner = kinds[group[0] : group[-1] + 1]
         assert list(group) == list(range(group[0], group[-1] + 1))
         assert inner == "B" or (inner[0] == inner[-1] == "L" and set(inner) <= {"L", "F"})
-    for left, right in zip(groups, groups[1:], strict=False):
+    for left, right in itertools.pairwise(groups):
         between = kinds[left[-1] + 1 : right[0]]
         assert set(between) & {"A", "B"} or "B" in (kinds[left[0]], kinds[right[0]])
 
