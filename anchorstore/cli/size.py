@@ -219,7 +219,7 @@ def _integer(low: int, high: int) -> Any:
     return parse
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> None:
     """The command's arguments."""
     parser = subparsers.add_parser(
         "size", help="what a model's pages take", description=(__doc__ or "").split("\n\n")[-1]
@@ -245,7 +245,6 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help=f"anchors kept of the {PAGE_TOKENS_DEFAULT} tokens of a page ({ROWS_DEFAULT})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
