@@ -107,7 +107,7 @@ class Mover:
     Args:
         tier: where the blocks go.
         threads: copies at the same time.
-        queue_max: plans accepted but not yet done; one more is Overloaded.
+        queue_max: seals accepted but not yet copied; a further one is Overloaded.
     """
 
     def __init__(self, tier: Tier, threads: int, queue_max: int) -> None:

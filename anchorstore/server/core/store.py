@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import Component, Layout
-from anchorstore.server.core import evicting, reports, reserving, sealing
+from anchorstore.server.core import audit, evicting, reports, reserving, sealing
 from anchorstore.server.core import lookup as reading
+from anchorstore.server.core.audit import BlockTable
 from anchorstore.server.core.check import violations
 from anchorstore.server.core.sessions import Session
 from anchorstore.server.core.state import State
@@ -264,6 +265,11 @@ class Store:
         if path_hash is not None and len(path_hash) != DIGEST_BYTES:
             raise InvalidRequest(f"path hash has {len(path_hash)} bytes, must have 32")
         return reports.remove(self._state, root, path_hash)
+
+    def sealed_blocks(self, cursor: int, limit: int) -> tuple[BlockTable, int]:
+        """Where up to `limit` sealed blocks lie, from `cursor` on (start with 0), and the next
+        cursor, 0 at the end."""
+        return audit.sealed_blocks(self._state, cursor, limit)
 
     def check(self) -> list[str]:
         """Every invariant of the store, walked; violations in words, [] where all is well."""

@@ -1,0 +1,145 @@
+"""What operators ask: status, lists, checks, explanations, the kill switch, removal.
+
+An operator (root, the daemon's own user, auth.admin_uids, or a token of an operator) sees every
+domain.  Anybody else sees his own domain's namespaces and nothing that tells of others: a foreign
+namespace answers as one that does not exist, and counts of the whole store are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from anchorstore import __version__
+from anchorstore.errors import Forbidden, InvalidRequest
+from anchorstore.server import reports
+from anchorstore.server.auth import Identity
+from anchorstore.server.peer import Peer
+from anchorstore.server.service import Service
+from anchorstore.server.supervisor import Supervisor
+from anchorstore.server.verify import verify_blocks
+from anchorstore.wire import convert
+from anchorstore.wire.v1 import admin_pb2 as pb
+
+
+class Admin:
+    """Operators' calls, over the same core as the store's.
+
+    Args:
+        list_pages_max: pages in one answer of list_pages.
+        huge_pages: whether the tier lies on huge pages now.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        supervisor: Supervisor,
+        list_pages_max: int,
+        huge_pages: Callable[[], bool],
+    ) -> None:
+        self._service, self._core = service, service.core
+        self._supervisor = supervisor
+        self._list_pages_max, self._huge_pages = list_pages_max, huge_pages
+        self._started = service.clock.now()
+
+    def _identity(self, token: str, peer: Peer) -> Identity:
+        return peer.authenticate(self._service.auth, token)
+
+    def _operator(self, call: str, token: str, peer: Peer) -> None:
+        if not self._identity(token, peer).is_admin:
+            raise Forbidden(f"{call}: for operators alone")
+
+    def _check_root(self, root_digest: bytes, identity: Identity) -> bytes:
+        """`root_digest` where it names a namespace that the caller may see."""
+        convert.check_digest("root_digest", root_digest)
+        for space in self._core.status(self._service.clock.now()).namespaces:
+            if space.root_digest == root_digest and (
+                identity.is_admin or space.domain == identity.domain
+            ):
+                return root_digest
+        raise InvalidRequest(f"no namespace has the root digest {root_digest.hex()}")
+
+    def status(self, request: pb.StatusRequest, peer: Peer) -> pb.StatusResponse:
+        """The whole store to an operator, his own namespaces to anybody else."""
+        identity = self._identity(request.token, peer)
+        return self.status_for(None if identity.is_admin else identity.domain)
+
+    def status_for(self, domain: str | None) -> pb.StatusResponse:
+        """What `domain` may see; None = everything."""
+        service = self._service
+        now = service.clock.now()
+        response = reports.status_response(
+            self._core.status(now), domain, service.tier.name, self._huge_pages()
+        )
+        response.version = __version__
+        response.boot_id = service.boot_id
+        response.uptime_ms = round((now - self._started) * 1000)
+        response.draining = service.is_draining
+        if domain is None:
+            response.counters["staging_used_bytes"] = service.stagings.used_bytes
+        return response
+
+    def list_pages(self, request: pb.ListRequest, peer: Peer) -> pb.ListResponse:
+        """Namespaces, or the pages of one."""
+        identity = self._identity(request.token, peer)
+        if not request.root_digest:
+            domain = None if identity.is_admin else identity.domain
+            return pb.ListResponse(namespaces=self.status_for(domain).namespaces)
+        root = self._check_root(request.root_digest, identity)
+        limit = min(request.limit or self._list_pages_max, self._list_pages_max)
+        return reports.list_response(
+            self._core.list_pages(root, request.cursor, limit), self._service.tier.name
+        )
+
+    def explain(self, request: pb.ExplainRequest, peer: Peer) -> pb.ExplainResponse:
+        """How far a prefix matches and why it ends there."""
+        identity = self._identity(request.token, peer)
+        convert.hash_count(request.path_hashes, self._service.limits.pages_per_call)
+        root = self._check_root(request.root_digest, identity)
+        found = self._core.explain(root, request.path_hashes)
+        return pb.ExplainResponse(
+            pages_asked=found.pages_asked,
+            pages_present=found.pages_present,
+            components=found.components,
+            ends_because=found.ends_because,
+        )
+
+    def check(
+        self, request: pb.CheckRequest, peer: Peer
+    ) -> pb.CheckResponse | asyncio.Task[pb.CheckResponse]:
+        """Walks every invariant; re-reads every block where asked."""
+        self._operator("check", request.token, peer)
+        violations = self._core.check()
+        status = self._core.status(self._service.clock.now())
+        response = pb.CheckResponse(
+            ok=not violations, violations=violations, pages=status.pages, blocks=status.blocks
+        )
+        if not request.checksums:
+            return response
+        return self._supervisor.watch("check", self._check_bytes(response))
+
+    async def _check_bytes(self, response: pb.CheckResponse) -> pb.CheckResponse:
+        verified, bad = await verify_blocks(self._core, self._service.tier)
+        response.blocks_verified = verified
+        response.violations.extend(bad)
+        response.ok = not response.violations
+        return response
+
+    def set_namespace(self, request: pb.SetNamespaceRequest, peer: Peer) -> pb.SetNamespaceResponse:
+        """The kill switch of a namespace."""
+        self._operator("set", request.token, peer)
+        identity = Identity("", is_admin=True)
+        self._core.set_enabled(self._check_root(request.root_digest, identity), request.enabled)
+        return pb.SetNamespaceResponse()
+
+    def remove(self, request: pb.RemoveRequest, peer: Peer) -> pb.RemoveResponse:
+        """Removes a namespace's blocks, or those below one page."""
+        self._operator("remove", request.token, peer)
+        root = self._check_root(request.root_digest, Identity("", is_admin=True))
+        path_hash = None
+        if request.path_hash:
+            path_hash = convert.check_digest("path_hash", request.path_hash)
+        removed = self._core.remove(root, path_hash)
+        return pb.RemoveResponse(
+            blocks_removed=removed.blocks_removed, blocks_leased=removed.blocks_leased
+        )

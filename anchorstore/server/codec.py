@@ -1,0 +1,96 @@
+"""Between the core's values and the messages: needs, seal work, lookup answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from anchorstore.errors import InvalidRequest
+from anchorstore.server.core.types import (
+    Copies,
+    LookupResult,
+    Need,
+    NeedAll,
+    NeedLast,
+    NeedWindow,
+)
+from anchorstore.server.mover import CopyPlan
+from anchorstore.wire import convert
+from anchorstore.wire.v1 import store_pb2 as pb
+
+NEEDS_MAX = 64
+
+
+class WithSession(Protocol):
+    """Any request that names a session."""
+
+    session_id: bytes
+
+
+def needs_of(messages: Iterable[pb.Need]) -> list[Need]:
+    """The needs of a Lookup, in order; the core checks layouts and ranges."""
+    found: list[Need] = []
+    for number, message in enumerate(messages):
+        kind = message.WhichOneof("kind")
+        if kind == "all":
+            found.append(NeedAll(message.layout, message.all.first_page))
+        elif kind == "window":
+            window = message.window
+            found.append(
+                NeedWindow(
+                    message.layout,
+                    window.ratio,
+                    window.max_rows,
+                    window.rows_per_page,
+                    window.min_rows,
+                )
+            )
+        elif kind == "last":
+            found.append(NeedLast(message.layout))
+        else:
+            raise InvalidRequest(f"need {number} names no kind: all, window or last")
+        if len(found) > NEEDS_MAX:
+            raise InvalidRequest(f"lookup: more than {NEEDS_MAX} needs")
+    return found
+
+
+def copy_plan(
+    source: npt.NDArray[np.uint8],
+    source_offsets: npt.NDArray[np.uint64],
+    copies: Copies,
+    expected: npt.NDArray[np.uint64] | None,
+) -> CopyPlan:
+    """What the mover is to do for one seal."""
+    return CopyPlan(
+        source=source,
+        source_offsets=source_offsets,
+        segment_indices=copies.segment_index,
+        slots=copies.slot,
+        offsets=copies.offset,
+        block_bytes=copies.block_bytes,
+        generations=copies.generation,
+        expected=expected,
+    )
+
+
+def lookup_response(result: LookupResult, lease_ttl_ms: int) -> pb.LookupResponse:
+    """The answer to a Lookup."""
+    return pb.LookupResponse(
+        boundary_pages=result.boundary_pages,
+        resume_pages=result.resume_pages,
+        lease_id=result.lease_id,
+        lease_ttl_ms=lease_ttl_ms if result.lease_id else 0,
+        lineage=result.lineage,
+        columns=[
+            convert.block_columns(
+                part.layout,
+                part.first_page,
+                (part.segments, part.offsets, part.generations, part.checksums),
+            )
+            for part in result.columns
+        ],
+        miss=int(result.miss),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,366 @@
+"""The Unix socket: engines and operators of this host.
+
+::
+
+    data_received -> frames.Parser -> Dispatcher.answer -> transport.write
+                                      |  no await: a lookup is answered within one wake-up
+                                      +- Seal: answered when its copies are done
+    Map: the answer's bytes and the descriptors leave in one sendmsg on a duplicate of the socket,
+         once everything written before has left
+
+The kernel names the peer's user (SO_PEERCRED); its domain follows from that.  Whatever breaks the
+framing gets one refusal and is cut off.  A peer that sends faster than it is served, or does not
+read its answers, is not read from until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import pathlib
+import socket
+import stat
+import struct
+from typing import Any
+
+from anchorstore.errors import AnchorStoreError, ConfigError, InvalidRequest
+from anchorstore.server.dispatch import Dispatcher, error_frame
+from anchorstore.server.limits import ConnectionBudget
+from anchorstore.server.peer import Carrier, Peer
+from anchorstore.transport.frames import Frame, Kind, Method, Parser, encode, parse_body
+from anchorstore.wire.v1 import store_pb2 as pb
+
+PATH_BYTES_MAX = 107  # sun_path without its end
+BACKLOG = 128
+WRITE_BUFFER_BYTES_HIGH = 4 * 2**20
+RETRY_SECONDS = 0.001
+_CREDENTIALS = struct.Struct("3i")
+
+
+class LocalListener:
+    """Owns the socket file and the connections.
+
+    Args:
+        path: where the socket lies; ConfigError where it is too long or somebody listens there.
+        mode: its permission bits.
+        budget: connections that it does not cover are closed at once.
+        calls_max: calls of one connection in progress at once.
+        handshake_seconds: a connection that has not made a valid call by then is closed.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        mode: int,
+        dispatcher: Dispatcher,
+        budget: ConnectionBudget,
+        calls_max: int,
+        handshake_seconds: float,
+        idle_write_seconds: float,
+    ) -> None:
+        self.path, self._mode, self.dispatcher = pathlib.Path(path), mode, dispatcher
+        self.budget, self.calls_max = budget, calls_max
+        self.handshake_seconds, self.idle_write_seconds = handshake_seconds, idle_write_seconds
+        self.connections: set[LocalConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
+        self._inode: int | None = None
+
+    def bind(self) -> None:
+        """Takes the path; ConfigError where it cannot be had."""
+        size = len(os.fsencode(self.path))
+        if size > PATH_BYTES_MAX:
+            raise ConfigError(
+                f"listen.socket: {self.path} has {size} bytes, limit {PATH_BYTES_MAX}"
+            )
+        _remove_stale(self.path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            before = os.umask(0o777 & ~self._mode)
+            try:
+                listener.bind(str(self.path))
+            finally:
+                os.umask(before)
+            os.chmod(self.path, self._mode)
+            self._inode = os.stat(self.path).st_ino
+        except OSError as error:
+            listener.close()
+            raise ConfigError(f"listen.socket: cannot bind {self.path}: {error}") from error
+        listener.setblocking(False)
+        self._socket = listener
+
+    async def start(self) -> None:
+        """Begins to accept."""
+        assert self._socket is not None, "bind() comes first"
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            lambda: LocalConnection(self), sock=self._socket, backlog=BACKLOG
+        )
+
+    async def stop(self) -> None:
+        """Closes the socket and every connection; removes the file where it is still ours."""
+        if self._server is not None:
+            self._server.close()
+        elif self._socket is not None:
+            self._socket.close()
+        for connection in list(self.connections):
+            connection.close()
+        with contextlib.suppress(FileNotFoundError):
+            if self._inode is not None and os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+
+
+def _remove_stale(path: pathlib.Path) -> None:
+    """Removes a socket file that nobody listens on; ConfigError for anything else there."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"listen.socket: cannot look at {path}: {error}") from error
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(f"listen.socket: {path} exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError as error:  # a full backlog is somebody, too
+            raise ConfigError(f"listen.socket: {path} is in use: {error}") from error
+    raise ConfigError(f"listen.socket: another daemon listens on {path}")
+
+
+class LocalConnection(asyncio.Protocol):
+    """One connection of one process."""
+
+    def __init__(self, listener: LocalListener) -> None:
+        self._listener, self._dispatcher = listener, listener.dispatcher
+        self._parser = Parser()
+        self._peer = Peer(Carrier.UNIX, "unix")
+        self._waiting: collections.deque[Frame] = collections.deque()
+        self._outbox: collections.deque[tuple[bytes, list[int]]] = collections.deque()
+        self._calls = 0
+        self._has_called = False
+        self._is_reading = True
+        self._peer_is_slow = False
+        self._is_open = False
+        self._transport: Any = None  # uvloop's transports share no base with asyncio's
+        self._twin: socket.socket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- asyncio.Protocol ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        listener, observer = self._listener, self._dispatcher.observer
+        if not listener.budget.take():
+            observer.connection_refused("unix", "limit")
+            self._transport.abort()
+            return
+        sock = transport.get_extra_info("socket")
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        process, user, _ = _CREDENTIALS.unpack(raw)
+        self._peer.name = f"unix:{process}"
+        try:
+            self._peer.identity = self._dispatcher.service.auth.of_user(user)
+        except AnchorStoreError as error:
+            listener.budget.give()
+            observer.connection_refused("unix", "unauthenticated")
+            self._transport.write(error_frame(error, Method.ATTACH, 0))
+            self._transport.close()
+            return
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_HIGH)
+        self._is_open = True
+        listener.connections.add(self)
+        observer.connection_opened("unix")
+        self._arm(listener.handshake_seconds, "handshake")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._disarm()
+        for _, descriptors in self._outbox:
+            _close_all(descriptors)
+        self._outbox.clear()
+        self._waiting.clear()
+        if self._twin is not None:
+            self._twin.close()
+        self._listener.connections.discard(self)
+        self._listener.budget.give()
+        self._dispatcher.observer.connection_closed("unix")
+        with contextlib.suppress(AnchorStoreError):  # guard() has told the supervisor
+            self._dispatcher.guard(
+                "disconnect", lambda: self._dispatcher.service.disconnected(self._peer)
+            )
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_open:
+            return
+        try:
+            frames = self._parser.feed(data)
+        except InvalidRequest as error:
+            self._cut_off(error)
+            return
+        self._waiting.extend(frames)
+        self._serve()
+
+    def pause_writing(self) -> None:
+        self._peer_is_slow = True
+        self._arm(self._listener.idle_write_seconds, "slow")
+        if not self._transport.is_closing():
+            self._read_if(wanted=False)
+
+    def resume_writing(self) -> None:
+        self._peer_is_slow = False
+        self._disarm()
+        self._serve()
+
+    # ---- calls ----
+
+    def _serve(self) -> None:
+        """Answers what waits, as far as the limits allow; stops reading beyond them."""
+        while self._waiting and self._may_go_on():
+            frame = self._waiting.popleft()
+            header = frame.header
+            if header.kind is not Kind.REQUEST:
+                self._cut_off(InvalidRequest(f"a client sends requests, not {header.kind.name}"))
+                return
+            if header.method is Method.MAP:
+                self._map(frame)
+                continue
+            answer = self._dispatcher.answer(
+                header.method, header.call_id, frame.body, self._peer, self._answer_later
+            )
+            if answer is None:
+                self._calls += 1
+            else:
+                self._send(answer)
+            if not self._has_called:
+                self._has_called = True
+                self._disarm()
+        if self._is_open and not self._transport.is_closing():
+            self._read_if(self._may_go_on())
+
+    def _read_if(self, wanted: bool) -> None:
+        if wanted and not self._is_reading:
+            self._transport.resume_reading()
+        elif self._is_reading and not wanted:
+            self._transport.pause_reading()
+        self._is_reading = wanted
+
+    def _may_go_on(self) -> bool:
+        return self._is_open and not self._peer_is_slow and self._calls < self._listener.calls_max
+
+    def _answer_later(self, answer: bytes) -> None:
+        self._calls -= 1
+        if self._is_open:
+            self._send(answer)
+            self._serve()
+
+    def _map(self, frame: Frame) -> None:
+        method, call_id = frame.header.method, frame.header.call_id
+        started = self._dispatcher.clock.now()
+        outcome = "ok"
+        try:
+            request = parse_body(pb.MapRequest, frame.body)
+            response, descriptors = self._dispatcher.guard(
+                "map", lambda: self._dispatcher.service.map(request, self._peer)
+            )
+        except AnchorStoreError as error:
+            outcome = type(error).__name__
+            self._send(error_frame(error, method, call_id))
+        else:
+            answer = encode(Kind.REPLY, method, call_id, response.SerializeToString())
+            # Duplicates: a segment may get new memory while the answer waits to be sent.
+            self._send(answer, [os.dup(descriptor) for descriptor in descriptors])
+        seconds = self._dispatcher.clock.now() - started
+        self._dispatcher.observer.call_ended("map", outcome, seconds)
+
+    # ---- bytes out ----
+
+    def _send(self, data: bytes, descriptors: list[int] | None = None) -> None:
+        if not descriptors and not self._outbox:
+            self._transport.write(data)
+            return
+        self._outbox.append((data, descriptors or []))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Sends what waits in order; what carries descriptors goes past the transport."""
+        while self._outbox and self._is_open:
+            data, descriptors = self._outbox[0]
+            if descriptors:
+                sent = self._send_descriptors(data, descriptors)
+                if sent == 0:
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
+                    return
+                _close_all(descriptors)
+                data = data[sent:]
+            self._outbox.popleft()
+            if data:
+                self._transport.write(data)
+
+    def _send_descriptors(self, data: bytes, descriptors: list[int]) -> int:
+        """Bytes of `data` that left with the descriptors; 0 where the socket is not free."""
+        if self._transport.get_write_buffer_size():
+            return 0
+        if self._twin is None:
+            number = self._transport.get_extra_info("socket").fileno()
+            self._twin = socket.socket(fileno=os.dup(number))
+            self._twin.setblocking(False)
+        try:
+            return socket.send_fds(self._twin, [data], descriptors)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.close()
+            return len(data)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the peer must read its answers before it is read from again."""
+        return self._peer_is_slow
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the peer has not taken."""
+        return int(self._transport.get_write_buffer_size())
+
+    # ---- the end ----
+
+    def _cut_off(self, error: AnchorStoreError) -> None:
+        """One refusal, then the end: there is no way to find the next frame."""
+        self._dispatcher.observer.connection_refused("unix", "protocol")
+        self._waiting.clear()
+        self._send(error_frame(error, Method.ATTACH, 0))
+        self._transport.close()
+
+    def _arm(self, seconds: float, reason: str) -> None:
+        self._disarm()
+
+        def late() -> None:
+            self._dispatcher.observer.connection_refused("unix", reason)
+            self.close()
+
+        self._timer = asyncio.get_running_loop().call_later(seconds, late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Ends the connection now."""
+        self._transport.abort()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,383 @@
+"""Every call of the store, once for all carriers: decode, ask the core, act, encode.
+
+::
+
+    local.py (Unix) --\
+    remote.py (TCP) ---> Dispatcher -> Service.<call>(request, peer) -> response
+    rpc.py (gRPC) ----/                   |         |
+                                     core.Store   mover, tier, staging
+
+All of it runs on the event loop, so the core needs no lock, and a call that does not copy bytes
+answers without a task switch.  Seal alone takes time: its copies run on the mover's threads, in a
+task that outlives its caller, because the core waits for the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from anchorstore.clock import Clock
+from anchorstore.errors import Draining, Forbidden, InvalidRequest, LeaseExpired, UnknownSession
+from anchorstore.keys import Namespace
+from anchorstore.server import codec
+from anchorstore.server.auth import Authenticator
+from anchorstore.server.core.store import Store
+from anchorstore.server.mover import CopyPlan, CopyResult, Mover
+from anchorstore.server.peer import Carrier, Peer
+from anchorstore.server.supervisor import Supervisor
+from anchorstore.tiers.base import Tier
+from anchorstore.tiers.dram import Staging, StagingPool
+from anchorstore.transport.frames import PAYLOAD_BYTES_MAX
+from anchorstore.wire import convert
+from anchorstore.wire.v1 import store_pb2 as pb
+
+DESCRIPTORS_MAX = 250  # the kernel passes at most 253 at a time (SCM_MAX_FD)
+DECLINED = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What a call may ask for, and how long rights last."""
+
+    pages_per_call: int
+    layouts_per_session: int
+    read_ttl_seconds: float
+    write_ttl_seconds: float
+    session_ttl_seconds: float
+    max_lineages: dict[tuple[str, str], int]
+    """Deepest lineage by (domain, model), where a rule sets one: a session may ask for less."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Session:
+    """What the shell knows of a session."""
+
+    domain: str
+    block_bytes: tuple[int, ...]
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+class Service:
+    """The store's calls.  Not for use from other threads than the event loop's."""
+
+    def __init__(
+        self,
+        core: Store,
+        tier: Tier,
+        mover: Mover,
+        stagings: StagingPool,
+        auth: Authenticator,
+        clock: Clock,
+        limits: ServiceLimits,
+        boot_id: bytes,
+        supervisor: Supervisor,
+    ) -> None:
+        self.core, self.tier, self.mover, self.stagings = core, tier, mover, stagings
+        self.auth, self.clock, self.limits, self.boot_id = auth, clock, limits, boot_id
+        self._supervisor = supervisor
+        self._sessions: dict[bytes, _Session] = {}
+        self.is_draining = False
+        self.seals_in_flight = 0
+
+    # ---- sessions ----
+
+    def attach(self, request: pb.AttachRequest, peer: Peer) -> pb.AttachResponse:
+        """Opens a session for this connection."""
+        convert.check_version(request.protocol_version)
+        identity = peer.authenticate(self.auth, request.token)
+        if identity.is_admin and peer.carrier is not Carrier.UNIX:
+            raise Forbidden("an operator's token opens no session: use an engine's")
+        if self.is_draining:
+            raise Draining("attach: the daemon is going down")
+        namespace = convert.namespace_of(request.namespace, identity.domain)
+        layouts = convert.layouts_of(request.layouts, self.limits.layouts_per_session)
+        self.stagings.granted_bytes(request.staging_bytes)
+        now, session_id = self.clock.now(), os.urandom(convert.SESSION_ID_BYTES)
+        grant = self.core.open_session(
+            session_id,
+            namespace,
+            layouts,
+            max_lineage=self._max_lineage(request, namespace),
+            name=request.client_name[:128],
+            now=now,
+        )
+        staging_bytes = self.stagings.open(session_id, request.staging_bytes)
+        sizes = tuple(layout.block_bytes() for layout in layouts)
+        self._sessions[session_id] = _Session(identity.domain, sizes)
+        self._bind(session_id, identity.domain, peer)
+        return pb.AttachResponse(
+            session_id=session_id,
+            boot_id=self.boot_id,
+            domain=identity.domain,
+            root_digest=grant.root_digest,
+            layouts=[
+                pb.LayoutGrant(digest=layout.digest(), block_bytes=size, slot_bytes=slot_bytes)
+                for layout, size, slot_bytes in zip(layouts, sizes, grant.slot_bytes, strict=True)
+            ],
+            staging_bytes=staging_bytes,
+            max_pages=self.limits.pages_per_call,
+            max_lineage=grant.max_lineage,
+            read_ttl_ms=_milliseconds(self.limits.read_ttl_seconds),
+            write_ttl_ms=_milliseconds(self.limits.write_ttl_seconds),
+            session_ttl_ms=_milliseconds(self.limits.session_ttl_seconds),
+        )
+
+    def _max_lineage(self, request: pb.AttachRequest, namespace: Namespace) -> int | None:
+        asked = request.max_lineage if request.HasField("max_lineage") else None
+        if asked is not None:
+            convert.check_lineage(asked)
+        rule = self.limits.max_lineages.get((namespace.domain, namespace.model))
+        if asked is None or rule is None:
+            return rule if asked is None else asked
+        return min(asked, rule)
+
+    def _bind(self, session_id: bytes, domain: str, peer: Peer) -> None:
+        """A gRPC call is no connection: its sessions live by their TTL alone."""
+        if peer.carrier is not Carrier.GRPC and session_id not in peer.sessions:
+            self.core.connection_opened(session_id, domain)
+            peer.sessions.add(session_id)
+
+    def join(self, request: pb.JoinRequest, peer: Peer) -> pb.JoinResponse:
+        """Binds this connection to a session of its own domain."""
+        convert.check_version(request.protocol_version)
+        domain = peer.authenticate(self.auth, request.token).domain
+        session = self._sessions.get(request.session_id)
+        if session is None or session.domain != domain:
+            raise _unknown(request.session_id)
+        self._bind(request.session_id, domain, peer)
+        return pb.JoinResponse(boot_id=self.boot_id)
+
+    def detach(self, request: pb.DetachRequest, peer: Peer) -> pb.DetachResponse:
+        """Ends a session for all its connections."""
+        session_id = self.session_of(request, peer)
+        self.core.end_session(session_id, self.clock.now())
+        peer.sessions.discard(session_id)
+        self.forget_ended()
+        return pb.DetachResponse()
+
+    def disconnected(self, peer: Peer) -> None:
+        """The connection is gone; what hung on it alone ends."""
+        now = self.clock.now()
+        for session_id in peer.sessions:
+            if session_id in self._sessions:
+                self.core.connection_closed(session_id, now)
+        peer.sessions.clear()
+        self.forget_ended()
+
+    def forget_ended(self) -> None:
+        """Takes back the staging memory of sessions that the core has ended."""
+        ended = [known for known in self._sessions if not self.core.is_open(known)]
+        for session_id in ended:
+            del self._sessions[session_id]
+            self.stagings.drop(session_id)
+
+    def session_of(self, request: codec.WithSession, peer: Peer) -> bytes:
+        """The request's session id; UnknownSession unless the peer is in that session."""
+        session_id = request.session_id
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise _unknown(session_id)
+        if peer.carrier is Carrier.GRPC:
+            if peer.identity is None or peer.identity.domain != session.domain:
+                raise _unknown(session_id)
+        elif session_id not in peer.sessions:
+            raise _unknown(session_id)
+        return session_id
+
+    # ---- put ----
+
+    def reserve(self, request: pb.ReserveRequest, peer: Peer) -> pb.ReserveResponse:
+        """Says which blocks are worth writing."""
+        session_id = self.session_of(request, peer)
+        pages = convert.hash_count(request.path_hashes, self.limits.pages_per_call)
+        convert.check_digest("parent_hash", request.parent_hash)
+        if self.is_draining:
+            verdicts = bytes([DECLINED]) * (pages * len(request.layouts))
+            return pb.ReserveResponse(verdicts=verdicts, reason="draining")
+        result = self.core.reserve(
+            session_id,
+            request.parent_hash,
+            request.first_page,
+            request.path_hashes,
+            list(request.layouts),
+            convert.check_lineage(request.lineage),
+            self.clock.now(),
+        )
+        return pb.ReserveResponse(
+            reservation_id=result.reservation_id,
+            verdicts=result.verdicts,
+            reason=result.reason,
+            ttl_ms=_milliseconds(self.limits.write_ttl_seconds),
+        )
+
+    def seal(
+        self, request: pb.SealRequest, peer: Peer
+    ) -> pb.SealResponse | asyncio.Task[pb.SealResponse]:
+        """Copies staged blocks into the pool; done at once where none is to be copied."""
+        session_id = self.session_of(request, peer)
+        blocks_max = self.limits.pages_per_call * self.limits.layouts_per_session
+        columns = convert.seal_columns(request, blocks_max)
+        self.mover.check_room()
+        staging = self.stagings.of(session_id)
+        work = self.core.begin_seal(
+            session_id,
+            request.reservation_id,
+            columns.pages,
+            columns.layouts,
+            request.keep_open,
+            self.clock.now(),
+        )
+        for action in work.formats:
+            self.tier.format(action)
+        rows = work.copies.request_index
+        offsets = columns.staging_offsets[rows]
+        try:
+            _check_staged(offsets, work.copies.block_bytes, staging)
+        except InvalidRequest:
+            failed = CopyResult(np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.uint64))
+            self._finish_seal(work.ticket, failed)
+            raise
+        if staging is None or not len(rows):
+            empty = CopyResult(np.zeros(0, np.bool_), np.zeros(0, np.uint64))
+            return self._finish_seal(work.ticket, empty)
+        expected = None if columns.checksums is None else columns.checksums[rows]
+        plan = codec.copy_plan(staging.memory, offsets, work.copies, expected)
+        self.seals_in_flight += 1
+        return self._supervisor.watch("seal", self._copy_and_finish(work.ticket, plan))
+
+    async def _copy_and_finish(self, ticket: int, plan: CopyPlan) -> pb.SealResponse:
+        try:
+            return self._finish_seal(ticket, await self.mover.copy(plan))
+        finally:
+            self.seals_in_flight -= 1
+
+    def _finish_seal(self, ticket: int, result: CopyResult) -> pb.SealResponse:
+        results = self.core.finish_seal(ticket, result.ok, result.checksums, self.clock.now())
+        return pb.SealResponse(results=bytes(results))
+
+    def abort(self, request: pb.AbortRequest, peer: Peer) -> pb.AbortResponse:
+        """Gives a reservation back."""
+        session_id = self.session_of(request, peer)
+        self.core.abort(session_id, request.reservation_id, self.clock.now())
+        return pb.AbortResponse()
+
+    # ---- get ----
+
+    def lookup(self, request: pb.LookupRequest, peer: Peer) -> pb.LookupResponse:
+        """The largest boundary that satisfies every need, under a lease."""
+        session_id = self.session_of(request, peer)
+        convert.hash_count(request.path_hashes, self.limits.pages_per_call)
+        needs = codec.needs_of(request.needs)
+        lineage = convert.check_lineage(request.max_lineage)
+        now = self.clock.now()
+        if request.release_leases:
+            self.core.release(session_id, list(request.release_leases), now)
+        result = self.core.lookup(
+            session_id,
+            request.path_hashes,
+            needs,
+            max_lineage=lineage,
+            margin_pages=request.margin_pages,
+            now=now,
+        )
+        return codec.lookup_response(result, _milliseconds(self.limits.read_ttl_seconds))
+
+    def renew(self, request: pb.RenewRequest, peer: Peer) -> pb.RenewResponse:
+        """Extends leases; names those that had ended."""
+        session_id = self.session_of(request, peer)
+        lost = self.core.renew(session_id, list(request.lease_ids), self.clock.now())
+        return pb.RenewResponse(lost=lost)
+
+    def release(self, request: pb.ReleaseRequest, peer: Peer) -> pb.ReleaseResponse:
+        """Ends leases; one that has ended already is no error."""
+        session_id = self.session_of(request, peer)
+        self.core.release(session_id, list(request.lease_ids), self.clock.now())
+        return pb.ReleaseResponse()
+
+    # ---- bytes beside the messages ----
+
+    def map(self, request: pb.MapRequest, peer: Peer) -> tuple[pb.MapResponse, list[int]]:
+        """Descriptors of segments of the session's domain, then of its staging memory."""
+        session_id = self.session_of(request, peer)
+        count = len(request.segment_ids) + request.staging
+        if count > DESCRIPTORS_MAX:
+            raise InvalidRequest(f"map: {count} descriptors, limit {DESCRIPTORS_MAX} a call")
+        staging = self.stagings.of(session_id) if request.staging else None
+        if request.staging and staging is None:
+            raise InvalidRequest("map: the session has no staging memory (staging_bytes was 0)")
+        indices = self.core.map_segments(session_id, list(request.segment_ids), self.clock.now())
+        descriptors = [self.tier.descriptor(index) for index in indices]
+        response = pb.MapResponse(
+            segment_ids=request.segment_ids,
+            segment_bytes=[self.tier.segment_bytes] * len(indices),
+        )
+        if staging is not None:
+            descriptors.append(staging.descriptor)
+            response.staging_bytes = staging.size_bytes
+        return response, descriptors
+
+    def staging_of(self, request: pb.WriteRequest, peer: Peer) -> Staging:
+        """The staging memory that a remote Write fills."""
+        staging = self.stagings.of(self.session_of(request, peer))
+        if staging is None:
+            raise InvalidRequest("write: the session has no staging memory (staging_bytes was 0)")
+        return staging
+
+    def read(
+        self, request: pb.ReadRequest, peer: Peer
+    ) -> tuple[pb.ReadResponse, list[npt.NDArray[np.uint8]]]:
+        """Leased blocks of one need, as views of the pool, for a remote reader."""
+        session_id = self.session_of(request, peer)
+        columns = self.core.leased_columns(
+            session_id, request.lease_id, request.need, self.clock.now()
+        )
+        first, stop = request.first, request.first + request.count
+        if stop > len(columns.offsets):
+            raise InvalidRequest(
+                f"read: blocks {first} to {stop} of need {request.need}, which has "
+                f"{len(columns.offsets)}"
+            )
+        size = self._sessions[session_id].block_bytes[columns.layout]
+        if request.count * size > PAYLOAD_BYTES_MAX:
+            raise InvalidRequest(
+                f"read: {request.count * size} bytes, limit {PAYLOAD_BYTES_MAX} a call"
+            )
+        blocks = []
+        for row in range(first, stop):
+            try:
+                memory = self.tier.memory(self.tier.index_of(int(columns.segments[row])))
+            except LookupError as error:
+                raise LeaseExpired(f"read: lease {request.lease_id} is over") from error
+            offset = int(columns.offsets[row])
+            blocks.append(memory[offset : offset + size])
+        return pb.ReadResponse(block_bytes=size), blocks
+
+
+def _unknown(session_id: bytes) -> UnknownSession:
+    """The same words for a foreign session and for none: which of the two is nobody's business."""
+    return UnknownSession(f"session {session_id.hex() or '(empty)':.32} is not open here")
+
+
+def _check_staged(
+    offsets: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], staging: Staging | None
+) -> None:
+    """InvalidRequest unless every block lies within the staging memory."""
+    if not len(offsets):
+        return
+    total = 0 if staging is None else staging.size_bytes
+    sizes = sizes.astype(np.uint64)
+    outside = (sizes > total) | (offsets > np.uint64(total) - np.minimum(sizes, np.uint64(total)))
+    if outside.any():
+        worst = int(np.argmax(outside))
+        raise InvalidRequest(
+            f"seal: block at staging offset {int(offsets[worst])} of {int(sizes[worst])} bytes "
+            f"lies outside the {total} bytes of staging memory"
+        )
