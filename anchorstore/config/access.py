@@ -19,7 +19,7 @@ class NodeConfig:
     name: str = setting(
         values.text(empty_means="the host's name"),
         "",
-        "Name of this daemon in its logs and metrics.",
+        "Name of this daemon in its logs.",
         "Where the host's name says nothing, e.g. in a pod: set it to the Kubernetes node's name.",
     )
     drain_seconds: float = setting(
@@ -151,7 +151,7 @@ class LogConfig:
         values.choice("debug", "info", "warning", "error"),
         "info",
         "Least severe event that is written.",
-        '"debug" while looking for something: it logs every refused call.',
+        '"debug" while looking for something.',
     )
     format: str = setting(
         values.choice("auto", "json", "text"),

@@ -196,10 +196,11 @@ class LimitsConfig:
         "Threads that copy blocks from staging into the pool.",
         "One thread copies several GB/s; more where many engines prefill at once.",
     )
-    mover_queue_bytes: int = setting(
-        values.size("1MiB", "1TiB"),
-        "1GiB",
-        "Bytes of sealed blocks waiting for a mover thread; a further seal is told to come back.",
+    mover_queue: int = setting(
+        values.count(1, 65_536),
+        256,
+        "Seals whose blocks wait to be copied, or are being copied; a further one is told to come "
+        "back.",
         "Seldom: a longer queue is a longer wait.",
     )
     evict_step_blocks: int = setting(

@@ -20,6 +20,7 @@ from typing import Any
 
 from anchorstore.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
+PATH_BYTES_MAX = 4095  # the kernel's PATH_MAX without its final zero
 UID_MAX = 2**32 - 2  # the last one means "no user"
 
 
@@ -108,9 +109,11 @@ def text(*, empty_means: str = "", bytes_max: int = 1024) -> Kind:
     return Kind("text", bounds, parse, toml_text)
 
 
-def path(*, empty_means: str = "", bytes_max: int = 4095) -> Kind:
+def path(*, empty_means: str = "", bytes_max: int = PATH_BYTES_MAX) -> Kind:
     """A file's path; the file is looked at by the daemon, not here."""
-    return dataclasses.replace(text(empty_means=empty_means, bytes_max=bytes_max), unit="path")
+    kind = text(empty_means=empty_means, bytes_max=bytes_max)
+    bounds = kind.bounds if bytes_max < PATH_BYTES_MAX else f'"" = {empty_means}'
+    return dataclasses.replace(kind, unit="path", bounds=bounds)
 
 
 def address(*, empty_means: str) -> Kind:
@@ -220,6 +223,10 @@ def size_or_auto(low: str, high: str) -> Kind:
 
 
 def _show_seconds(value: float) -> str:
+    """Exact, in hours or minutes where they divide."""
+    for scale, unit in ((3600, "h"), (60, "m")):
+        if value >= scale and value % scale == 0:
+            return f"{value // scale:.0f}{unit}"
     shown = format_seconds(value)
     return shown if parse_seconds(shown) == value else f"{value!r}s"
 

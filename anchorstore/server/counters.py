@@ -41,16 +41,28 @@ COUNTERS = (
     ),
     CounterSpec(
         "blocks_offered",
-        "Blocks asked for in reserves.",
+        "Blocks asked about in reserves.",
         (),
         {"blocks_offered": ()},
     ),
     CounterSpec(
-        "blocks_put",
-        "Blocks offered or written, by outcome: sealed, known already, checksum mismatch, or an "
-        "older one replaced by a more exact one.",
+        "blocks_offered_known",
+        "Blocks asked about that the store had already, as exact or more so.",
+        (),
+        {"blocks_offered_known": ()},
+    ),
+    CounterSpec(
+        "blocks_written",
+        "Blocks copied by seals, by outcome: sealed, known (another writer was first), mismatch "
+        "(not the bytes that the writer meant).",
         ("outcome",),
-        _by_suffix("blocks", "sealed", "known", "mismatch", "replaced"),
+        _by_suffix("blocks", "sealed", "known", "mismatch"),
+    ),
+    CounterSpec(
+        "blocks_replaced",
+        "Sealed blocks that took the place of an approximate one.",
+        (),
+        {"blocks_replaced": ()},
     ),
     CounterSpec(
         "blocks_declined",

@@ -183,6 +183,7 @@ class LimitsCollector(Collector):
 class MoverCounts(Protocol):
     """What the mover counts by itself."""
 
+    queued: int
     queued_bytes: int
     bytes_copied: int
     blocks_copied: int
@@ -199,6 +200,9 @@ class MoverCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         mover = self._mover
+        yield GaugeMetricFamily(
+            f"{PREFIX}mover_queued", "Seals being copied or waiting for it.", value=mover.queued
+        )
         yield GaugeMetricFamily(
             f"{PREFIX}mover_queued_bytes", "Bytes waiting to be copied.", value=mover.queued_bytes
         )

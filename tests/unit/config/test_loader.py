@@ -113,7 +113,7 @@ def test_load_of_rules_gives_quotas_and_lineages(file: Path) -> None:
         ("[tiers.dram]\nkv_share = true", ("tiers.dram.kv_share", "must be a number")),
         ('[tiers.dram]\nhuge_pages = "yes"', ("tiers.dram.huge_pages", '"require"')),
         ('[lease]\nread_ttl = "10"', ("lease.read_ttl", "'10'")),
-        ('[lease]\nread_ttl = "0s"', ("lease.read_ttl", "is 0s", "100ms to 3600s")),
+        ('[lease]\nread_ttl = "0s"', ("lease.read_ttl", "is 0s", "100ms to 1h")),
         ("[limits]\nsessions = 1.5", ("limits.sessions", "1.5", "whole number")),
         ("[limits]\nsessions = true", ("limits.sessions", "whole number")),
         ("[limits]\nsessions = 0", ("limits.sessions", "is 0", "1 to 65536")),

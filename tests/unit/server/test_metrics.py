@@ -62,7 +62,7 @@ def status() -> admin_pb2.StatusResponse:
 class Mover:
     """Counts as the mover's."""
 
-    queued_bytes, bytes_copied, blocks_copied = 1, 2, 3
+    queued, queued_bytes, bytes_copied, blocks_copied = 4, 1, 2, 3
 
 
 @pytest.fixture
