@@ -34,7 +34,7 @@ def commands(text: str) -> list[str]:
 
 def problem_of(command: str) -> str:
     """Why `command` cannot work, or "" where it can or is none of ours."""
-    words = shlex.split(command, comments=True)
+    words = shlex.split(command.partition(" > ")[0], comments=True)
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     if words[:1] == ["make"]:
