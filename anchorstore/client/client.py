@@ -1,0 +1,312 @@
+"""Client: what an engine's threads call.  The verbs that wait, over blocking.Driver.
+
+Ended leases wait for the next lookup to take them along.  Where none comes, a small thread ends
+them after release_linger_seconds; it is there only while leases wait, so a client that stops
+calling does not sit on its leases until they run out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from anchorstore.client import lookups, reserving
+from anchorstore.client.blocking import Driver
+from anchorstore.client.effects import Steps
+from anchorstore.client.face import Face, joining_session, new_session, opened
+from anchorstore.client.handles import BlocksBase, WindowBase
+from anchorstore.client.lookups import Found
+from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
+from anchorstore.client.session import Session, log
+from anchorstore.client.writing import PutOutcome, ReservationBase
+from anchorstore.clock import Clock, SystemClock
+from anchorstore.errors import AnchorStoreError
+from anchorstore.layout import Layout
+
+T = TypeVar("T")
+
+IDLE_ROUNDS = 8  # rounds without leases, after which the janitor's thread ends
+
+
+class Client(Face):
+    """One engine's attachment to a daemon.  Calls never raise for a daemon that is not there.
+
+    Errors: UsageError where the caller is wrong; reads of a window raise LeaseError, DataError or
+    Unavailable, which a caller treats as a miss.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._driver = Driver(session)
+        self._janitor = _Janitor(self, session.options.release_linger_seconds)
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        namespace: NamespaceSpec,
+        layouts: Sequence[Layout],
+        options: ClientOptions | None = None,
+        clock: Clock | None = None,
+    ) -> Client:
+        """A client of the daemon at "unix:///path" or "tcp://host:port", attached if it is there.
+
+        Where it is not, the first call after retry_seconds tries again.  Raises UsageError and
+        Refused where the daemon says that the request or the credentials are wrong.
+        """
+        options = options or ClientOptions()
+        session = new_session(address, namespace, layouts, options, clock or SystemClock())
+        client = cls(session)
+        client._run(session.connect(session.until(None)))
+        return client
+
+    @classmethod
+    def join(
+        cls, token: bytes, *, options: ClientOptions | None = None, clock: Clock | None = None
+    ) -> Client:
+        """A client in the session that `token` (session_token) comes from: reads, never writes."""
+        session = joining_session(token, options or ClientOptions(), clock or SystemClock())
+        client = cls(session)
+        client._run(session.connect(session.until(None)))
+        return client
+
+    def _run(self, steps: Steps[T]) -> T:
+        return self._driver.run(steps)
+
+    # ---- get ----
+
+    def lookup(
+        self,
+        path_hashes: bytes,
+        needs: Sequence[Need],
+        *,
+        max_lineage: int = LINEAGE_ANY,
+        margin_pages: int = 0,
+        deadline_seconds: float | None = None,
+    ) -> Window:
+        """The largest boundary that satisfies all needs, under a lease; or a miss with its reason.
+
+        Args:
+            path_hashes: 32 n bytes, page 0 first.
+            needs: what each layout must have.
+            max_lineage: deepest lineage accepted; 255 accepts any.
+            margin_pages: the resume point lies so many pages before the boundary.
+            deadline_seconds: instead of the client's own.
+        """
+        until = self._session.until(deadline_seconds)
+        steps = lookups.lookup(self._session, path_hashes, needs, max_lineage, margin_pages, until)
+        return Window(self, self._run(steps))
+
+    def open_window(self, exported: bytes) -> Window:
+        """A window that another process of this session exported.  Its lease stays the exporter's.
+
+        A miss ("boot") where the daemon behind it is gone.
+        """
+        return Window(self, self._run(opened(self._session, exported)), is_borrowed=True)
+
+    # ---- put ----
+
+    def reserve(
+        self,
+        parent_hash: bytes | None,
+        first_page: int,
+        path_hashes: bytes,
+        *,
+        layouts: Sequence[int],
+        lineage: int = 0,
+        deadline_seconds: float | None = None,
+    ) -> Reservation:
+        """Asks which blocks of a run of pages are wanted, and gives memory to write them to.
+
+        Args:
+            parent_hash: path hash before the run; root_digest (or None) for page 0.
+            first_page: page index of the run's first page.
+            path_hashes: 32 n bytes.
+            layouts: positions among the client's layouts.
+            lineage: replays behind the blocks to come; 0 for exact ones.
+        """
+        session, chosen = self._session, tuple(layouts)
+        answer = self._run(
+            reserving.reserve(
+                session, parent_hash, first_page, path_hashes, chosen, lineage, deadline_seconds
+            )
+        )
+        return Reservation(self, chosen, answer)
+
+    def put(
+        self,
+        parent_hash: bytes | None,
+        first_page: int,
+        path_hashes: bytes,
+        blocks: Mapping[int, Sequence[Any]],
+        *,
+        lineage: int = 0,
+        deadline_seconds: float | None = None,
+    ) -> PutOutcome:
+        """Stores a run of pages.  `blocks` maps a layout to n buffers (None: not this page's)."""
+        steps = reserving.put(
+            self._session, parent_hash, first_page, path_hashes, blocks, lineage, deadline_seconds
+        )
+        return self._run(steps)
+
+    # ---- the end ----
+
+    def flush(self, deadline_seconds: float | None = None) -> None:
+        """Ends the leases of released windows now instead of with the next lookup."""
+        session = self._session
+        self._run(lookups.flush(session, session.until(deadline_seconds)))
+
+    def close(self, deadline_seconds: float | None = None) -> None:
+        """Ends the session.  Views that are still held stay readable until they are let go."""
+        session = self._session
+        self._run(session.close(session.until(deadline_seconds)))
+
+    def _released(self) -> None:
+        """A lease waits to be ended."""
+        if not self._driver.is_foreign:
+            self._janitor.wake()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Blocks(BlocksBase):
+    """The blocks of one need; reading one maps or fetches them first."""
+
+    _window: Window
+
+    def load(self, deadline_seconds: float | None = None) -> None:
+        """Maps the segments or fetches the blocks now; reading does it where this did not."""
+        self._window.run(self.load_steps(deadline_seconds))
+
+    def copy_into(self, destination: Any, deadline_seconds: float | None = None) -> None:
+        """Copies all blocks, back to back, into `destination` and verifies them.
+
+        Raises InvalidRequest unless it has exactly size_bytes; LeaseError, DataError or
+        Unavailable where the bytes are not to be had: what was copied is worth nothing then.
+        """
+        self._window.run(self.copy_steps(destination, deadline_seconds))
+
+    def _need_loaded(self) -> None:
+        if not self.is_loaded:
+            self.load()
+
+
+class Window(WindowBase[Blocks]):
+    """What a lookup found; leaving it ends the lease (batched)."""
+
+    def __init__(self, client: Client, found: Found, *, is_borrowed: bool = False) -> None:
+        super().__init__(client._session, found, Blocks, is_borrowed=is_borrowed)
+        self._client = client
+
+    def run(self, steps: Steps[T]) -> T:
+        """Performs steps of this window."""
+        return self._client._run(steps)
+
+    def copy_into(self, destinations: Sequence[Any], deadline_seconds: float | None = None) -> None:
+        """Copies each need's blocks into one of `destinations` (see Blocks.copy_into)."""
+        self.run(self.copy_steps(destinations, deadline_seconds))
+
+    def renew(self, deadline_seconds: float | None = None) -> None:
+        """Extends the lease by its full life; LeaseError where it has ended."""
+        self.run(self.renew_steps(deadline_seconds))
+
+    def release(self) -> None:
+        """Ends the lease, with the next call or shortly after."""
+        if self.end():
+            self._client._released()
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Reservation(ReservationBase):
+    """Blocks to be written; leaving it without seal() aborts."""
+
+    def __init__(self, client: Client, layouts: tuple[int, ...], answer: reserving.Answer) -> None:
+        super().__init__(client._session, layouts, answer.reply, answer.pages, answer.reason)
+        self._client = client
+
+    def flush(self, deadline_seconds: float | None = None) -> PutOutcome:
+        """Seals what is written so far, which makes room in the staging memory."""
+        return self._client._run(self.flush_steps(deadline_seconds))
+
+    def seal(self, deadline_seconds: float | None = None) -> PutOutcome:
+        """Makes what is written visible and ends the reservation."""
+        return self._client._run(self.seal_steps(deadline_seconds))
+
+    def abort(self, deadline_seconds: float | None = None) -> None:
+        """Gives the reservation back; what is not sealed is forgotten."""
+        self._client._run(self.abort_steps(deadline_seconds))
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+class _Janitor:
+    """A thread that ends leases which no lookup takes along; there only while some wait."""
+
+    def __init__(self, client: Client, linger_seconds: float) -> None:
+        self._client = weakref.ref(client)
+        self._pending = client._session.pending
+        self._linger_seconds = linger_seconds
+        self._lock = threading.Lock()
+        self._is_awake = False
+
+    def wake(self) -> None:
+        """Leases wait from now on."""
+        with self._lock:
+            if self._is_awake:
+                return
+            self._is_awake = True
+        threading.Thread(target=self._work, name="anchorstore-janitor", daemon=True).start()
+
+    def _work(self) -> None:
+        idle = 0
+        while not self._may_end(idle):
+            time.sleep(self._linger_seconds)
+            idle = 0 if self._pending else idle + 1
+            client = self._client()
+            if client is not None and self._pending:
+                self._flush(client)
+
+    def _flush(self, client: Client) -> None:
+        try:
+            client.flush()
+        except AnchorStoreError as error:
+            log.debug("%s: leases were not ended: %s", client.address, error)
+
+    def _may_end(self, idle: int) -> bool:
+        with self._lock:
+            is_over = self._client() is None or (idle >= IDLE_ROUNDS and not self._pending)
+            self._is_awake = not is_over
+            return is_over
