@@ -34,7 +34,7 @@ class Budget:
     """How much of a prefix a replay reads.
 
     Attributes:
-        rows_per_page: anchors kept of each page, its last tokens; 0 where none are used.
+        rows_per_page: anchors kept of each page, its last tokens.
         ratio: rows to replay per token of the reused prefix.
         max_rows: the most rows to replay (k_max).
         margin_tokens: W, tokens below the boundary that are computed again; a page multiple.
@@ -50,15 +50,15 @@ class Budget:
     def __post_init__(self) -> None:
         if self.page_tokens < 1:
             raise ModelError(f"budget: page_tokens is {self.page_tokens}, must be at least 1")
-        if not 0 <= self.rows_per_page <= self.page_tokens:
+        if not 1 <= self.rows_per_page <= self.page_tokens:
             raise ModelError(
                 f"budget: rows_per_page is {self.rows_per_page}, "
-                f"must be 0 to page_tokens ({self.page_tokens})"
+                f"must be 1 to page_tokens ({self.page_tokens})"
             )
         if not 0.0 <= self.ratio <= 1.0:
             raise ModelError(f"budget: ratio is {self.ratio}, must be 0 to 1")
-        if self.max_rows < 0:
-            raise ModelError(f"budget: max_rows is {self.max_rows}, must not be negative")
+        if self.max_rows < 1:
+            raise ModelError(f"budget: max_rows is {self.max_rows}, must be at least 1")
         if self.margin_tokens < 0 or self.margin_tokens % self.page_tokens:
             raise ModelError(
                 f"budget: margin_tokens is {self.margin_tokens}, "
@@ -81,6 +81,6 @@ class Budget:
         return max(0, min(boundary_tokens, limit) - self.margin_tokens)
 
     def rows(self, resume_tokens: int, window_pages: int) -> int:
-        """Rows to replay for a prefix of `resume_tokens` of which `window_pages` pages are there."""
+        """Rows to replay for `resume_tokens` tokens, whose window has `window_pages` pages."""
         wanted = math.ceil(self.ratio * resume_tokens)
         return min(wanted, self.max_rows, window_pages * self.rows_per_page)

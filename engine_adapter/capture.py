@@ -84,7 +84,10 @@ class AnchorRecorder:
     def pages(self, first_page: int, stop_page: int) -> torch.Tensor:
         """Anchor blocks [pages, stored group, row, hidden] of ready pages [first, stop)."""
         assert self._first_page <= first_page <= stop_page <= self.ready_pages, (
-            (self._first_page, first_page, stop_page, self.ready_pages)
+            self._first_page,
+            first_page,
+            stop_page,
+            self.ready_pages,
         )
         return self._pages[first_page - self._first_page : stop_page - self._first_page]
 

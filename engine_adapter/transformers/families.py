@@ -40,11 +40,14 @@ class Family:
         mixer: name of the linear mixer inside a layer.
         gates: sub-module of the mixer -> output that makes a column act as if it were not there.
         mask_argument: the layer's keyword for the linear padding mask.
+        continues_in_one_pass: whether several tokens may follow a state in one call.  Jamba's
+            scan starts from zero whenever it sees more than one token, so its rows go singly.
     """
 
     mixer: str
     gates: tuple[tuple[str, float], ...] = ()
     mask_argument: str = "attention_mask"
+    continues_in_one_pass: bool = True
 
 
 FAMILIES: dict[str, Family] = {
@@ -60,7 +63,7 @@ FAMILIES: dict[str, Family] = {
     "bamba": Family("mamba"),
     "granitemoehybrid": Family("mamba"),
     "nemotron_h": Family("mixer"),
-    "jamba": Family("mamba"),
+    "jamba": Family("mamba", continues_in_one_pass=False),
     "falcon_h1": Family("mamba", mask_argument="mamba_attention_mask"),
 }
 

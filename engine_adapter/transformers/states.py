@@ -22,7 +22,7 @@ from anchorstore.families import AnchorSpec
 from engine_adapter.replay import LinearState, States
 
 
-class StateReached(Exception):  # noqa: N818  control flow, not an error
+class StateReached(Exception):
     """The last layer of a group has written its state; the rest of it is not wanted."""
 
 
@@ -91,9 +91,7 @@ def put_linear_states(cache: Any, states: States) -> None:
         cache.update_recurrent_state(state.recurrent, layer)
 
 
-def attention_tensors(
-    cache: Any, spec: AnchorSpec
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def attention_tensors(cache: Any, spec: AnchorSpec) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values (MLA: latents and rotary parts), [heads, tokens, dim], of each
     attention layer in the model's order; views of the cache."""
     return [

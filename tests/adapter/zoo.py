@@ -15,7 +15,7 @@ import transformers
 from torch import nn
 
 LINEAR, ATTENTION = "linear_attention", "full_attention"
-PATTERN = [LINEAR, LINEAR, LINEAR, ATTENTION, LINEAR, LINEAR, LINEAR, ATTENTION]
+PATTERN = [LINEAR, LINEAR, ATTENTION, LINEAR, LINEAR, LINEAR, ATTENTION, LINEAR]
 VOCABULARY = 512
 
 _COMMON: dict[str, Any] = dict(
@@ -102,7 +102,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         moe_intermediate_size=32,
     ),
     "bamba": lambda: transformers.BambaConfig(
-        **_COMMON, **_HEADS, **_MAMBA, attn_layer_indices=[3, 7]
+        **_COMMON, **_HEADS, **_MAMBA, attn_layer_indices=[2, 6]
     ),
     "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
         **_COMMON,
@@ -135,8 +135,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "jamba": lambda: transformers.JambaConfig(
         **_COMMON,
         **_HEADS,
-        attn_layer_period=4,
-        attn_layer_offset=3,
+        attn_layer_period=3,
+        attn_layer_offset=2,
         num_experts=2,
         num_experts_per_tok=1,
         mamba_d_state=8,
