@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 from anchorstore.cli import settings
 from anchorstore.errors import ConfigError
@@ -30,6 +32,10 @@ def run(args: argparse.Namespace) -> int:
     if not __debug__:
         raise ConfigError("serve: python -O leaves out the asserts, which guard the store's bytes")
     config = settings.loaded_from(args).config
-    from anchorstore.server import daemon  # after the configuration: a wrong one is told at once
+    # After the configuration, so that a wrong one is told at once.
+    from anchorstore.server import daemon
+    from anchorstore.server.logs import forward_libraries, make_logger
 
-    return daemon.serve(config)
+    log = make_logger(config.log, config.node.name or os.uname().nodename, sys.stderr)
+    forward_libraries(log)
+    return daemon.serve(config, log)

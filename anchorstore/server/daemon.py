@@ -46,6 +46,7 @@ from anchorstore.units import format_bytes
 BOOT_ID_BYTES = 16
 SECRET_BYTES = 32
 DRAIN_POLL_SECONDS = 0.02
+PREFAULT_REPORT_SECONDS = 5.0
 EXIT_OK, EXIT_FAILED = 0, 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -149,17 +150,23 @@ class Daemon:
             return
         self.health.starting = "prefault 0%"
 
+        clock = self.service.clock
+        started = told = clock.now()
+
         def progress(done: int, total: int) -> None:
+            nonlocal told
             self.health.starting = f"prefault {100 * done // total}%"
             self.metrics.set_prefaulted(done)
+            if clock.now() - told >= PREFAULT_REPORT_SECONDS:
+                told = clock.now()
+                self.log.info("prefaulting", done_bytes=done, total_bytes=total)
 
-        started = self.service.clock.now()
         await asyncio.to_thread(self.tier.prefault, progress, self._prefault_stopped.is_set)
         self.log.info(
             "pool prefaulted",
             capacity=format_bytes(self.tier.segments * self.tier.segment_bytes),
             huge_pages=self.tier.huge_pages,
-            seconds=self.service.clock.now() - started,
+            seconds=clock.now() - started,
         )
 
     async def drain(self) -> None:
