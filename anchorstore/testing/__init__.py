@@ -1,0 +1,1 @@
+"""Shipped for tests and benchmarks: real daemons, fakes.  Nothing else imports it."""
