@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from anchorstore.cli import connection
 from anchorstore.cli.output import (
@@ -78,11 +79,11 @@ def tiers_text(status: admin_pb2.StatusResponse) -> str:
     return table(headers, rows, "llrrrrr")
 
 
-def namespaces_text(namespaces: list[admin_pb2.NamespaceStatus] | object) -> str:
+def namespaces_text(namespaces: Iterable[admin_pb2.NamespaceStatus]) -> str:
     """A line a namespace."""
     headers = ["NAMESPACE", "DOMAIN", "MODEL", "PAGES", "USED", "QUOTA", "LINEAGE", "SESSIONS"]
     rows = []
-    for space in namespaces:  # type: ignore[attr-defined]
+    for space in namespaces:
         quota = format_bytes(space.quota_bytes) if space.quota_bytes else "none"
         lineage = "any" if space.max_lineage == 255 else str(space.max_lineage)
         cells = [digest(space.root_digest), space.domain, space.model, number(space.pages)]

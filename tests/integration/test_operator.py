@@ -17,6 +17,7 @@ import pytest
 from anchorstore.cli.main import main
 from anchorstore.keys import path_hashes
 from tests.integration.harness import Engine, Running, config_of, running
+from tests.integration.test_remote import certificate
 
 PAGES = 10
 TOKENS = list(range(64 * PAGES))
@@ -46,12 +47,17 @@ def engine(daemon: Running) -> Engine:
     return found
 
 
-def say(daemon: Running, *words: str) -> tuple[int, str]:
-    """Runs a command against the daemon: (exit code, everything printed)."""
+def printed(*words: str) -> tuple[int, str]:
+    """Runs a command: (exit code, everything printed)."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = main([*words, "--socket", daemon.socket])
+        code = main(words)
     return code, out.getvalue()
+
+
+def say(daemon: Running, *words: str) -> tuple[int, str]:
+    """Runs a command on the daemon's socket."""
+    return printed(*words, "--socket", daemon.socket)
 
 
 def ask(daemon: Running, *words: str) -> Any:
@@ -158,11 +164,10 @@ def test_check_over_tcp_is_for_operators(
     file = tmp_path / "mine"
     file.write_text(token)
     host, port = daemon.tcp
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        words = ["check", "--address", f"tcp://{host}:{port}", "--token-file", str(file)]
-        assert main(words) == code
-    assert part in out.getvalue()
+    words = ("check", "--address", f"tcp://{host}:{port}", "--token-file", str(file))
+    found, out = printed(*words)
+    assert found == code
+    assert part in out
 
 
 def test_ls_over_tcp_shows_a_tenant_nothing_of_others(
@@ -173,11 +178,34 @@ def test_ls_over_tcp_shows_a_tenant_nothing_of_others(
     host, port = daemon.tcp
     where = ["--address", f"tcp://{host}:{port}", "--token-file", str(file), "--json"]
     for command in ("ls", "status"):
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            assert main([command, *where]) == 0
-        assert json.loads(out.getvalue())["namespaces"] == []
-        assert engine.grant.root_digest.hex() not in out.getvalue()
+        code, out = printed(command, *where)
+        assert code == 0
+        assert json.loads(out)["namespaces"] == []
+        assert engine.grant.root_digest.hex() not in out
+
+
+def test_check_over_tls_needs_the_right_authority(tmp_path: Path) -> None:
+    made = certificate(tmp_path)
+    file = tmp_path / "tokens"
+    file.write_text("@admin token-of-an-operator\n")
+    config = config_of(
+        tmp_path,
+        listen__tcp="127.0.0.1:0",
+        auth__token_file=str(file),
+        tls__certificate=made["certificate"],
+        tls__key=made["key"],
+    )
+    with running(config) as daemon:
+        url = f"tcp://localhost:{daemon.tcp[1]}"
+        words = ["check", "--address", url, "--token-file", str(file), "--tls-ca"]
+        assert printed(*words, made["certificate"]) == (0, "ok: 0 pages, 0 blocks\n")
+        (tmp_path / "other").mkdir()
+        code, out = printed(*words, certificate(tmp_path / "other")["certificate"])
+        assert code == 3
+        assert "TLS with localhost" in out
+        code, out = printed(*words, str(file))
+        assert code == 2
+        assert f"--tls-ca {file}" in out
 
 
 def test_metrics_of_a_filled_daemon_match_its_status(daemon: Running, engine: Engine) -> None:
