@@ -65,6 +65,7 @@ class PageIndex(Table):
         keys = np.frombuffer(stream, np.uint64)
         self._word_keys = keys[:8].copy()
         self._namespace_key, self._offset_key = int(keys[8]), int(keys[9])
+        self._numbers = np.arange(1024, dtype=np.uint32)
         self._allocate_buckets(FIRST_BITS)
 
     def _allocate_buckets(self, bits: int) -> None:
@@ -191,8 +192,20 @@ class PageIndex(Table):
 
     # ---- links ----
 
+    def keep_in_place(self, path: U32) -> None:
+        """Blanks rows that a path [n] shows at another place than their own: a prefix that names
+        a page twice, or out of order, matches it once, where it belongs."""
+        path[self.page.take(path) != self._counting(len(path))] = 0
+
+    def _counting(self, count: int) -> U32:
+        """0, 1, 2, ... [count], kept from call to call."""
+        if count > len(self._numbers):
+            self._numbers = np.arange(2 * count, dtype=np.uint32)
+        return self._numbers[:count]
+
     def heal(self, path: U32) -> None:
-        """Links each page of a path seen in order, [n] rows, 0 for holes, to the one before."""
+        """Links each page of a path seen in order, [n] distinct rows and 0 for holes, to the one
+        before."""
         if len(path) < 2:
             return
         child, parent = path[1:], path[:-1]

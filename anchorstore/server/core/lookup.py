@@ -50,6 +50,7 @@ def lookup(
     if not record.enabled:
         return _miss(state, Miss.DISABLED)
     pages = state.index.find(record.namespace_id, keys)
+    state.index.keep_in_place(pages)
     state.index.heal(pages)
     blocks = _blocks_of_needs(state, session, pages, needs)
     stored = [rows != 0 for rows in blocks]
@@ -135,6 +136,7 @@ def _lease(
         session.leases.add(lease.lease_id)
         lease_id = lease.lease_id
     state.counters["lookups_hit"] += 1
+    state.counters[f"hits_lineage_{deepest}"] += 1
     state.counters["pages_hit"] += resume
     return LookupResult(boundary, resume, lease_id, deepest, Miss.HIT, columns)
 

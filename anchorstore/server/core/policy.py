@@ -1,8 +1,8 @@
 """Which page goes next: leaf-first, least recently used, exact.
 
 A page is used when a lookup hits it, a writer offers it, or it is sealed; each use of a path
-stamps its pages with one tick.  Victims are *leaves* (no page continues them), oldest stamp first,
-so a path shrinks from its end and never gets a hole in the middle.
+stamps its pages with the next ticks, no two alike.  Victims are *leaves* (no page continues
+them), oldest stamp first, so a path shrinks from its end and never gets a hole in the middle.
 
 Exact, but without a linked list (512 pages of a path are touched in one numpy statement)::
 
@@ -20,14 +20,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from anchorstore.server.core.types import U32, Bools
 
 if TYPE_CHECKING:
     from anchorstore.server.core.state import State
+
+Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 SCAN_LEAVES_MIN = 1024
 QUEUES_MAX = 64
@@ -51,13 +54,15 @@ class Scope:
 
     def blocks_in(self, state: State, blocks: U32) -> Bools:
         """Which of these block rows [n] count as room made.  Row 0 does not."""
-        kinds = state.blocks.kind.take(blocks)
-        inside: Bools = kinds != 0
+        table = state.blocks
         if self.field is Field.SLOT_CLASS:
-            inside = state.registry.class_of_kind.take(kinds) == self.value
-        if self.field is Field.COMPONENT:
-            inside = state.registry.component_of_kind.take(kinds) == self.value
-        return inside
+            owners: Numbers = state.registry.class_of_kind.take(table.kind.take(blocks))
+        elif self.field is Field.COMPONENT:
+            owners = state.registry.component_of_kind.take(table.kind.take(blocks))
+        else:
+            owners = state.index.namespace.take(table.page.take(blocks))
+        inside: Bools = owners == self.value
+        return inside & (blocks != 0)
 
     def pages_in(self, state: State, pages: U32) -> Bools:
         """Which of these pages [n] have a block in the scope."""
@@ -80,7 +85,7 @@ class LeafQueue:
         self.heap: list[tuple[int, int]] = []  # (stamp, page row)
 
     def announce(self, state: State, page: int) -> None:
-        """`page` has just become a leaf."""
+        """`page` has just become a leaf, of this scope or another: `take_leaves` looks."""
         stamp = int(state.index.stamp[page])
         if stamp <= self.horizon:
             heapq.heappush(self.heap, (stamp, page))
@@ -191,7 +196,7 @@ def oldest_inner_blocks(state: State, scope: Scope, want_bytes: int, before: int
     rows = blocks.of_pages(index, np.flatnonzero(inner).astype(np.uint32))
     rows = rows[scope.blocks_in(state, rows) & (blocks.leases.take(rows) == 0)]
     pages = blocks.page.take(rows)
-    rows = rows[np.lexsort((rows, pages, index.stamp.take(pages)))]
+    rows = rows[np.lexsort((rows, index.stamp.take(pages)))]
     sizes = state.registry.slot_bytes_of_kind.take(blocks.kind.take(rows))
     enough = int(np.searchsorted(np.cumsum(sizes), want_bytes)) + 1
     oldest: U32 = rows[:enough]

@@ -29,9 +29,8 @@ LIST_LIMIT = 10_000
 def status(state: State) -> StoreStatus:
     """The whole store at a glance; cost grows with segments and namespaces, not with pages."""
     components = [_component_status(state, component) for component in Component]
-    slots = [
-        (s.slab.used, s.slab.slots, s.slot_class.slot_bytes) for s in state.pool.by_id.values()
-    ]
+    segments = state.pool.by_id.values()
+    slab_bytes = 8 * sum(segment.slab.slots for segment in segments)
     return StoreStatus(
         sessions=len(state.registry.sessions),
         leases=len(state.leases),
@@ -39,9 +38,9 @@ def status(state: State) -> StoreStatus:
         seals_in_flight=len(state.tickets),
         pages=len(state.index),
         blocks=len(state.blocks),
-        index_bytes=state.index.nbytes + state.blocks.nbytes + 8 * sum(s for _, s, _ in slots),
+        index_bytes=state.index.nbytes + state.blocks.nbytes + slab_bytes,
         capacity_bytes=state.config.segments * state.config.segment_bytes,
-        used_bytes=sum(used * size for used, _, size in slots),
+        used_bytes=sum(s.slab.used * s.slot_class.slot_bytes for s in segments),
         segments=state.config.segments,
         segments_free=len(state.pool.unused),
         components=components,

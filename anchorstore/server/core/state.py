@@ -95,11 +95,6 @@ class State:
         if not holds:
             raise AssertionError(f"{what}\nlast events:\n{self.story()}")
 
-    def new_tick(self) -> int:
-        """The stamp of one use."""
-        self.tick += 1
-        return self.tick
-
     def new_id(self) -> int:
         """An id for a reservation or ticket; never reused in a boot."""
         self.next_id += 1
@@ -227,10 +222,12 @@ class State:
         return gone, kept
 
     def touch(self, pages: U32) -> int:
-        """One use of these pages: they get a new stamp, which is returned."""
-        tick = self.new_tick()
-        self.index.stamp[pages] = tick
-        return tick
+        """One use of a path: its pages [n] get new stamps, rising along the path, so that no two
+        pages ever share one.  Returns the first: whatever is older was not part of this use."""
+        first = self.tick + 1
+        self.tick += len(pages)
+        self.index.stamp[pages] = np.arange(first, self.tick + 1, dtype=np.uint64)
+        return first
 
     def columns_of(self, kind: Kind, blocks: U32) -> tuple[U32, U64, U32, U64]:
         """Segments, offsets, generations and checksums of sealed blocks of one kind."""
