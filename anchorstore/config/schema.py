@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from anchorstore.config.access import AuthConfig, ListenConfig, LogConfig, NodeConfig, TlsConfig
 from anchorstore.config.fields import Setting, settings_of
@@ -41,10 +42,10 @@ def section_docs() -> dict[str, str]:
     """One line about each section, by its key, in the order of the file."""
     docs: dict[str, str] = {}
 
-    def visit(section: object, key: str) -> None:
-        if any("kind" in field.metadata for field in dataclasses.fields(section)):  # type: ignore[arg-type]
+    def visit(section: Any, key: str) -> None:
+        if any("kind" in field.metadata for field in dataclasses.fields(section)):
             docs[key] = (type(section).__doc__ or "").strip()
-        for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        for field in dataclasses.fields(section):
             if "kind" not in field.metadata:
                 visit(getattr(section, field.name), f"{key}.{field.name}".lstrip("."))
 
@@ -63,16 +64,16 @@ def value_of(config: Config, item: Setting) -> object:
 def build(values: dict[str, object]) -> Config:
     """The Config with `values` by key in place of the defaults.  KeyError for an unknown key."""
 
-    def rebuilt(section: object, prefix: str) -> object:
+    def rebuilt(section: Any, prefix: str) -> Any:
         changes: dict[str, object] = {}
-        for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        for field in dataclasses.fields(section):
             if "kind" not in field.metadata:
                 inner = getattr(section, field.name)
                 changes[field.name] = rebuilt(inner, f"{prefix}{field.name}.")
         for item in SETTINGS:
             if item.section == prefix.rstrip(".") and item.key in values:
                 changes[item.attributes[-1]] = values[item.key]
-        return dataclasses.replace(section, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(section, **changes)
 
     unknown = set(values) - set(BY_KEY)
     if unknown:

@@ -75,7 +75,7 @@ def list_namespaces_or_pages(request: admin_pb2.ListRequest) -> admin_pb2.ListRe
 
 ANSWERS: dict[Method, Answer] = {
     Method.STATUS: STATUS,
-    Method.LIST: list_namespaces_or_pages,  # type: ignore[dict-item]
+    Method.LIST: list_namespaces_or_pages,
     Method.CHECK: admin_pb2.CheckResponse(ok=True, pages=3, blocks=6),
     Method.EXPLAIN: admin_pb2.ExplainResponse(
         pages_asked=3, pages_present=2, components=["kv: 2 pages"], ends_because="page 2 is missing"
@@ -187,7 +187,7 @@ def test_ls_of_a_namespace_follows_the_cursor_to_the_end(say: Say, socket_path: 
         "000000000000", "010101010101", "020202020202", "kv",
     ]  # fmt: skip
     assert "heads 0-4" in out
-    cursors = [item.cursor for _, item in daemon.requests[1:]]  # type: ignore[attr-defined]
+    cursors = [item.cursor for _, item in daemon.requests[1:]]
     assert cursors == [0, 2]
 
 
@@ -223,7 +223,7 @@ def test_check_of_a_sound_daemon_exits_with_0(say: Say, socket_path: Path) -> No
     with CannedDaemon(socket_path, ANSWERS) as daemon:
         assert say("check") == (0, "ok: 3 pages, 6 blocks\n", "")
         say("check", "--checksums")
-    assert [item.checksums for _, item in daemon.requests] == [False, True]  # type: ignore[attr-defined]
+    assert [item.checksums for _, item in daemon.requests] == [False, True]
 
 
 def test_check_of_a_broken_daemon_exits_with_1_and_names_each(say: Say, socket_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_token_file_is_sent_with_every_call(say: Say, socket_path: Path, tmp_pat
     tokens.write_text("# operators\nsecret-of-an-operator\n")
     with CannedDaemon(socket_path, ANSWERS) as daemon:
         say("ls", "0001", "--token-file", str(tokens))
-    sent = [request.token for _, request in daemon.requests]  # type: ignore[attr-defined]
+    sent = [request.token for _, request in daemon.requests]
     assert set(sent) == {"secret-of-an-operator"}
 
 
