@@ -197,7 +197,8 @@ class Service:
     def reserve(self, request: pb.ReserveRequest, peer: Peer) -> pb.ReserveResponse:
         """Says which blocks are worth writing."""
         session_id = self.session_of(request, peer)
-        pages = convert.hash_count(request.path_hashes, self.limits.pages_per_call)
+        path_hashes = request.path_hashes
+        pages = convert.hash_count(path_hashes, self.limits.pages_per_call)
         convert.check_digest("parent_hash", request.parent_hash)
         if self.is_draining:
             verdicts = bytes([DECLINED]) * (pages * len(request.layouts))
@@ -206,7 +207,7 @@ class Service:
             session_id,
             request.parent_hash,
             request.first_page,
-            request.path_hashes,
+            path_hashes,
             list(request.layouts),
             convert.check_lineage(request.lineage),
             self.clock.now(),
@@ -274,7 +275,8 @@ class Service:
     def lookup(self, request: pb.LookupRequest, peer: Peer) -> pb.LookupResponse:
         """The largest boundary that satisfies every need, under a lease."""
         session_id = self.session_of(request, peer)
-        convert.hash_count(request.path_hashes, self.limits.pages_per_call)
+        path_hashes = request.path_hashes  # each access copies them
+        convert.hash_count(path_hashes, self.limits.pages_per_call)
         needs = codec.needs_of(request.needs)
         lineage = convert.check_lineage(request.max_lineage)
         now = self.clock.now()
@@ -282,7 +284,7 @@ class Service:
             self.core.release(session_id, list(request.release_leases), now)
         result = self.core.lookup(
             session_id,
-            request.path_hashes,
+            path_hashes,
             needs,
             max_lineage=lineage,
             margin_pages=request.margin_pages,

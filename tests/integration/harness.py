@@ -109,13 +109,18 @@ def running(config: Config) -> Iterator[Running]:
             assert here.do(daemon.core.check) == []
             assert daemon.supervisor.failure is None, log.getvalue()
         finally:
-            while _OPENED:
-                _OPENED.pop().close()
+            close_all()
             here.on_loop(daemon.close)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def close_all() -> None:
+    """Closes every Wire that is still open."""
+    while _OPENED:
+        _OPENED.pop().close()
 
 
 class Wire:
