@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="one setting, e.g. lease.read_ttl=30s; wins over file, environment and options; repeatable",
+        help="one setting, e.g. lease.read_ttl=30s; wins over everything else; repeatable",
     )
     for option, value, key, text in SHORTCUTS:
         parser.add_argument(option, metavar=value, help=f"{text} (sets {key})")
