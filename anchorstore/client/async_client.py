@@ -117,8 +117,9 @@ class AsyncClient(Face):
         deadline_seconds: float | None = None,
     ) -> Opening[AsyncWindow]:
         """See Client.lookup; await it or enter it."""
-        until = self._session.until(deadline_seconds)
-        steps = lookups.lookup(self._session, path_hashes, needs, max_lineage, margin_pages, until)
+        steps = lookups.lookup(
+            self._session, path_hashes, needs, max_lineage, margin_pages, deadline_seconds
+        )
         return Opening(self._window(steps, is_borrowed=False))
 
     def open_window(self, exported: bytes) -> Opening[AsyncWindow]:

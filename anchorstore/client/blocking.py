@@ -115,12 +115,14 @@ class Driver:
                 self._arm(connection, call.until)
                 connection.sendall(part)
             is_sent = True
-            while (frame := exchange.poll()) is None:
+            frame = None
+            while frame is None:  # nothing that is held already can be the reply
                 self._arm(connection, call.until)
                 size = connection.recv_into(exchange.receiver.buffer())
                 if not size:
                     raise ConnectFailed(f"{self.session.address} hung up")
                 exchange.receiver.filled(size)
+                frame = exchange.poll()
         except TimeoutError as error:
             if not exchange.leave() or not is_sent:
                 self._hang_up()

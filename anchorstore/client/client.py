@@ -24,7 +24,7 @@ from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec
 from anchorstore.client.session import Session, log
 from anchorstore.client.writing import PutOutcome, ReservationBase
 from anchorstore.clock import Clock, SystemClock
-from anchorstore.errors import AnchorStoreError
+from anchorstore.errors import AnchorStoreError, HandleClosed
 from anchorstore.layout import Layout
 
 T = TypeVar("T")
@@ -98,8 +98,9 @@ class Client(Face):
             margin_pages: the resume point lies so many pages before the boundary.
             deadline_seconds: instead of the client's own.
         """
-        until = self._session.until(deadline_seconds)
-        steps = lookups.lookup(self._session, path_hashes, needs, max_lineage, margin_pages, until)
+        steps = lookups.lookup(
+            self._session, path_hashes, needs, max_lineage, margin_pages, deadline_seconds
+        )
         return Window(self, self._run(steps))
 
     def open_window(self, exported: bytes) -> Window:
@@ -168,8 +169,7 @@ class Client(Face):
 
     def _released(self) -> None:
         """A lease waits to be ended."""
-        if not self._driver.is_foreign:
-            self._janitor.wake()
+        self._janitor.wake()
 
     def __enter__(self) -> Client:
         return self
@@ -284,6 +284,8 @@ class _Janitor:
 
     def wake(self) -> None:
         """Leases wait from now on."""
+        if self._is_awake:  # it looks at them once more after it has said that it is not
+            return
         with self._lock:
             if self._is_awake:
                 return
@@ -302,11 +304,19 @@ class _Janitor:
     def _flush(self, client: Client) -> None:
         try:
             client.flush()
+        except HandleClosed:  # closed, or this is a fork: they are not ours to end
+            self._pending.clear()
         except AnchorStoreError as error:
             log.debug("%s: leases were not ended: %s", client.address, error)
 
     def _may_end(self, idle: int) -> bool:
+        if self._client() is None:
+            return True
+        if idle < IDLE_ROUNDS:
+            return False
+        self._is_awake = False
+        if not self._pending:
+            return True
         with self._lock:
-            is_over = self._client() is None or (idle >= IDLE_ROUNDS and not self._pending)
-            self._is_awake = not is_over
-            return is_over
+            is_replaced, self._is_awake = self._is_awake, True
+        return is_replaced

@@ -12,6 +12,7 @@ pieces that are encoded once, the reply's columns stay bytes until somebody read
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -59,40 +60,25 @@ def lookup(
     needs: Sequence[Need],
     max_lineage: int,
     margin_pages: int,
-    until: float,
+    deadline_seconds: float | None,
 ) -> Steps[Found]:
     """The largest boundary that satisfies `needs`, or why there is none; counted."""
-    found = yield from _lookup(session, hashes, needs, max_lineage, margin_pages, until)
-    if found.reply is not None and not found.miss:
-        session.counters.hit(found.reply.resume_pages)
-    else:
-        session.counters.miss(found.miss)
-    return found
-
-
-def _lookup(
-    session: Session,
-    hashes: bytes,
-    needs: Sequence[Need],
-    max_lineage: int,
-    margin_pages: int,
-    until: float,
-) -> Steps[Found]:
+    started_at = session.clock.now()
+    until = started_at + session.seconds(deadline_seconds)
     known = session.attachment
     pages = check_hashes(hashes, known.max_pages if known is not None else None)
     encoded = encoded_needs(session, tuple(needs), max_lineage, margin_pages)
     reason = yield from session.enter(until)
     if reason:
-        return Found(reason)
+        return _missed(session, reason)
     taken: tuple[Attachment, list[int]] | None = None
-    sent_at = 0.0
 
     def build(attachment: Attachment) -> tuple[bytes, ...]:
-        nonlocal sent_at, taken
-        check_hashes(hashes, attachment.max_pages)
+        nonlocal taken
+        if attachment is not known:
+            check_hashes(hashes, attachment.max_pages)
         earlier = taken[1] if taken is not None and taken[0] is attachment else []
         taken = attachment, earlier + take_pending(session, attachment)
-        sent_at = session.clock.now()
         return lookup_body(attachment.session_id, encoded, hashes, taken[1])
 
     def late(reply: store.LookupResponse | None) -> None:
@@ -104,15 +90,22 @@ def _lookup(
             if not session.is_bound:
                 yield from session.rebind(until)
                 session.gate.open()
-            return Found("not_stored")
+            return _missed(session, "not_stored")
         reply = yield from session.call(Method.LOOKUP, build, until, on_late=late)
     except (Unavailable, Refused) as error:
         if taken is not None:
             session.pending.extend((taken[0], lease_id) for lease_id in taken[1])
-        return Found(session.failed(error))
+        return _missed(session, session.failed(error))
     assert taken is not None, "a reply came, so a request was built"
-    miss = MISS_OF_REPLY.get(reply.miss, "incomplete")
-    return Found(miss, taken[0], reply, sent_at + taken[0].read_ttl_seconds)
+    if reply.miss:
+        return _missed(session, MISS_OF_REPLY.get(reply.miss, "incomplete"))
+    session.counters.hit(reply.resume_pages)
+    return Found("", taken[0], reply, started_at + taken[0].read_ttl_seconds)
+
+
+def _missed(session: Session, reason: str) -> Found:
+    session.counters.miss(reason)
+    return Found(reason)
 
 
 def encoded_needs(
@@ -157,6 +150,7 @@ def lookup_body(
     return (head, needs, _HASHES_FIELD, size, hashes, tail)
 
 
+@functools.lru_cache(maxsize=1024)
 def _varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:

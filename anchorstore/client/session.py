@@ -118,10 +118,13 @@ class Session:
         """Whether this client has a session of its own; one that joined cannot write."""
         return self._spec is not None
 
+    def seconds(self, deadline_seconds: float | None) -> float:
+        """How long a call may take."""
+        return self.options.deadline_seconds if deadline_seconds is None else deadline_seconds
+
     def until(self, deadline_seconds: float | None) -> float:
         """When a call that starts now must have ended."""
-        seconds = self.options.deadline_seconds if deadline_seconds is None else deadline_seconds
-        return self.clock.now() + seconds
+        return self.clock.now() + self.seconds(deadline_seconds)
 
     # ---- getting in ----
 
@@ -129,13 +132,14 @@ class Session:
         """Takes the lock where a call is worth trying; else the reason why it is not."""
         if self.is_closed:
             raise HandleClosed(f"client of {self.address} is closed")
-        reason = self.gate.refuses(self.clock.now())
-        if reason:
+        if self.gate.reason and (reason := self.gate.refuses(self.clock.now())):
             return reason
         try:
             yield Enter(until)
         except DeadlineExceeded:
             return "deadline"
+        if not self.gate.reason:
+            return ""
         reason = self.gate.refuses(self.clock.now())
         if not reason:
             self.gate.probe(until)
