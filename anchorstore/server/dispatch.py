@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
@@ -28,6 +28,7 @@ from anchorstore.server.supervisor import Supervisor
 from anchorstore.transport.frames import MESSAGES, Kind, Method, encode, parse_body
 from anchorstore.wire.status import error_message
 
+T = TypeVar("T")
 Answer = Message | asyncio.Task[Any]
 Handler = Callable[[Any, Peer], Answer]
 
@@ -103,7 +104,7 @@ class Dispatcher:
             raise InvalidRequest(f"{method.name.lower()} is not a call of this carrier")
         return self.guard(method.name, lambda: handler(request, peer))
 
-    def guard(self, name: str, work: Callable[[], Any]) -> Any:
+    def guard(self, name: str, work: Callable[[], T]) -> T:
         """`work()`; an error that is not the caller's stops the daemon and looks Unavailable."""
         try:
             return work()

@@ -22,7 +22,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from anchorstore.errors import AnchorStoreError, ConfigError, InvalidRequest, co
 from anchorstore.server.dispatch import Dispatcher, error_frame
 from anchorstore.server.limits import ConnectionBudget, TcpLimits
 from anchorstore.server.peer import Carrier, Peer
+from anchorstore.server.service import Service
 from anchorstore.transport.frames import (
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -94,7 +95,7 @@ class RemoteListener:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._connections: dict[RemoteConnection, threading.Thread] = {}
-        self._stopped = False
+        self._stopped = threading.Event()
         self._accepting: threading.Thread | None = None
         self.caller: LoopCaller | None = None
 
@@ -122,11 +123,11 @@ class RemoteListener:
 
     def _accept(self) -> None:
         assert self._socket is not None, "bind() comes first"
-        while not self._stopped:
+        while not self._stopped.is_set():
             try:
                 sock, address = self._socket.accept()
             except OSError:
-                if self._stopped:
+                if self._stopped.is_set():
                     return
                 time.sleep(0.05)  # out of descriptors: connections in progress will free some
                 continue
@@ -158,7 +159,7 @@ class RemoteListener:
 
     async def stop(self) -> None:
         """Closes the socket and every connection; waits for their threads."""
-        self._stopped = True
+        self._stopped.set()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
@@ -207,12 +208,16 @@ class RemoteConnection:
             pass  # the peer is gone, which is its right
         finally:
             with contextlib.suppress(AnchorStoreError, ConnectionAbortedError):
-                self._on_loop("disconnect", lambda: self._service.disconnected(self._peer) or True)
+                self._on_loop("disconnect", self._say_goodbye)
             with contextlib.suppress(OSError):
                 self._socket.close()
 
+    def _say_goodbye(self) -> bool:
+        self._service.disconnected(self._peer)
+        return True
+
     @property
-    def _service(self) -> Any:
+    def _service(self) -> Service:
         return self._dispatcher.service
 
     def _set_up(self) -> None:
@@ -271,7 +276,10 @@ class RemoteConnection:
     # ---- calls ----
 
     def _on_loop(self, name: str, work: Callable[[], T]) -> T:
-        return self._caller.call(lambda later: self._dispatcher.guard(name, work))
+        def run(_later: Callable[[T], None]) -> T:
+            return self._dispatcher.guard(name, work)
+
+        return self._caller.call(run)
 
     def _call(self, header: Header, body: bytes) -> None:
         answer = self._caller.call(
@@ -343,7 +351,7 @@ class RemoteConnection:
 
     # ---- bytes out ----
 
-    def _send(self, data: bytes | memoryview) -> None:
+    def _send(self, data: bytes | bytearray | memoryview) -> None:
         """Sends all; TimeoutError where the peer takes nothing for `idle_write_seconds`."""
         view = memoryview(data)
         self._socket.settimeout(self._limits.idle_write_seconds)

@@ -15,6 +15,7 @@ import pathlib
 from typing import Any
 
 import grpc
+import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -87,7 +88,7 @@ class RpcServer:
     ) -> None:
         self._dispatcher, self._call_seconds = dispatcher, call_seconds
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=calls_max)
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.full_name for service in SERVICES]
         for service in SERVICES:
@@ -127,7 +128,7 @@ class RpcServer:
         """Ends every call."""
         await self._server.stop(grace=None)
 
-    def _handler(self, method: Method) -> grpc.RpcMethodHandler:
+    def _handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
         request_class, response_class = MESSAGES[method]
 
         async def serve(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Message:

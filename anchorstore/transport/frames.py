@@ -18,12 +18,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import struct
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from anchorstore.errors import InvalidRequest
 from anchorstore.wire.v1 import admin_pb2 as admin
 from anchorstore.wire.v1 import store_pb2 as store
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 MAGIC = b"AS"
 VERSION = 1
@@ -174,7 +177,7 @@ class Parser:
         return len(self._held)
 
 
-def parse_body(cls: type[Message], body: bytes) -> Message:
+def parse_body(cls: type[AnyMessage], body: bytes) -> AnyMessage:
     """The message in `body`; InvalidRequest where it is not one."""
     message = cls()
     try:

@@ -20,6 +20,7 @@ import pytest
 
 from anchorstore import errors
 from anchorstore.transport.frames import Method
+from anchorstore.wire.v1 import admin_pb2
 from anchorstore.wire.v1 import store_pb2 as pb
 from tests.integration.harness import (
     WAIT_SECONDS,
@@ -127,7 +128,7 @@ def test_start_that_cannot_be_says_why_with_exit_code_two(tmp_path: pathlib.Path
             f"listen.http={taken}": taken,
             f"listen.tcp={taken}": taken,
             "tiers.dram.capacity=0B": "capacity",
-            "tiers.dram.capacity=1024TiB tiers.dram.segment=64GiB": "memory that this host has available",
+            "tiers.dram.capacity=1024TiB tiers.dram.segment=64GiB": "memory",
             f"listen.socket={tmp_path / ('x' * 108)}": "107",
             "no.such.key=1": "no.such.key",
         }.items():
@@ -163,18 +164,12 @@ def test_broken_invariant_in_a_call_stops_the_daemon_loudly(tmp_path: pathlib.Pa
         space.used_bytes = 0  # a defect, as if a call had lost count
         root = engine.grant.root_digest
         with pytest.raises(errors.Unavailable, match="internal error"):
-            engine.wire.call(Method.REMOVE, admin_remove(root))
+            engine.wire.call(Method.REMOVE, admin_pb2.RemoveRequest(root_digest=root))
         assert daemon.daemon.supervisor.failed.is_set()
         name, error = daemon.daemon.supervisor.failure or ("", None)
         assert name == "remove" and "seal" in str(error)  # with the events that led there
         space.used_bytes = 0
         raise AssertionError(str(error))
-
-
-def admin_remove(root: bytes) -> object:
-    from anchorstore.wire.v1 import admin_pb2
-
-    return admin_pb2.RemoveRequest(root_digest=root)
 
 
 WRITER = """

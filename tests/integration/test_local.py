@@ -10,6 +10,7 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,7 +184,7 @@ def test_requests_that_break_the_schema_are_refused_and_the_connection_lives(
     ],
 )
 def test_attach_that_is_wrong_leaves_no_session(
-    daemon: Running, fields: dict[str, object], error: type[Exception], words: str
+    daemon: Running, fields: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     wire = Wire.unix(daemon.socket)
     with pytest.raises(error, match=words):

@@ -55,7 +55,8 @@ def test_session_over_grpc_looks_up_and_leaves(channel: grpc.Channel) -> None:
         with pytest.raises(grpc.RpcError) as refusal:
             stub.Lookup(request, **bearer(token))
         assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
-        assert (CODE_METADATA_KEY, "UnknownSession") in refusal.value.trailing_metadata()
+        trailing = {entry.key: entry.value for entry in refusal.value.trailing_metadata()}
+        assert trailing[CODE_METADATA_KEY] == "UnknownSession"
     stub.Detach(pb.DetachRequest(session_id=grant.session_id), **bearer(TOKEN_A))
     with pytest.raises(grpc.RpcError):
         stub.Lookup(request, **bearer(TOKEN_A))

@@ -4,13 +4,15 @@ Method: round trips; every column with a wrong width, a wrong length or too many
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import numpy as np
 import pytest
 
 from anchorstore import errors
 from anchorstore.errors import InvalidKey, InvalidRequest, SpecMismatch
-from anchorstore.layout import AnchorLayout, KvLayout
+from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.wire import convert, status
 from anchorstore.wire.v1 import store_pb2 as pb
 
@@ -33,7 +35,8 @@ def test_error_over_a_frame_comes_back_the_same() -> None:
 
 def test_layouts_over_the_wire_come_back_the_same() -> None:
     specs = [convert.layout_spec(layout) for layout in (KV, ANCHOR)]
-    assert convert.layouts_of(specs, 2) == [KV, ANCHOR]
+    wanted: list[Layout] = [KV, ANCHOR]
+    assert convert.layouts_of(specs, 2) == wanted
 
 
 def test_layouts_none_or_too_many_name_the_limit() -> None:
@@ -70,7 +73,7 @@ def test_version_unknown_is_refused(version: int) -> None:
 
 
 def seal(**columns: bytes) -> pb.SealRequest:
-    whole = {"pages": bytes(8), "layouts": bytes(2), "staging_offsets": bytes(16)}
+    whole: dict[str, Any] = {"pages": bytes(8), "layouts": bytes(2), "staging_offsets": bytes(16)}
     return pb.SealRequest(**(whole | columns))
 
 
