@@ -87,13 +87,19 @@ class Result:
 
 
 class Engine:
-    """Greedy generation with prefix reuse."""
+    """Greedy generation with prefix reuse.
+
+    Attributes:
+        loaded: the model and its layouts.
+        strategy: how a request reuses, unless it says otherwise.
+        store: the connection to the daemon; None where there is none.
+    """
 
     def __init__(self, loaded: LoadedModel, store: PageStore | None, strategy: Strategy) -> None:
-        """`strategy` is the default of every request; `store` None never reuses."""
+        """ModelError where `strategy` does not fit the model's layouts."""
         self.loaded = loaded
         self.strategy = strategy
-        self._store = store
+        self.store = store
         self._check(strategy)
 
     @classmethod
@@ -150,13 +156,13 @@ class Engine:
     @property
     def counters(self) -> collections.Counter[str]:
         """Hits, misses by reason, blocks put by outcome, since the engine started."""
-        return collections.Counter() if self._store is None else self._store.counters
+        return collections.Counter() if self.store is None else self.store.counters
 
     def close(self) -> None:
         """Detach from the store and take the hooks off the model."""
         self.loaded.tap.close()
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
 
     def generate(
         self,
@@ -228,8 +234,8 @@ class Engine:
         if not tokens:
             raise ModelError("the prompt is empty: there is nothing to continue")
         self._check(strategy)
-        found = Miss("no_store") if self._store is None else self._store.find(tokens, strategy)
-        target = self._store if store_pages else None
+        found = Miss("no_store") if self.store is None else self.store.find(tokens, strategy)
+        target = self.store if store_pages else None
         if isinstance(found, Miss):
             empty = Session(self.loaded, target, self.loaded.new_cache(), [], 0)
             return empty, Resume(miss=found.reason)

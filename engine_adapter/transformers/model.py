@@ -11,6 +11,7 @@ Runs one sequence at a time, on CPU, in eager torch code.
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -69,13 +70,23 @@ class LoadedModel:
         """Load from a local directory; nothing is ever downloaded.
 
         Raises:
-            ModelError: no such directory, or a family that replay cannot handle.
+            ModelError: no such directory, weights that are not there, or a family that replay
+                cannot handle.
         """
-        if not (directory / "config.json").is_file():
+        path = directory / "config.json"
+        if not path.is_file():
             raise ModelError(f"{directory} is no model directory: it has no config.json")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), local_files_only=True
-        )
+        try:
+            config = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ModelError(f"{path.name} is not JSON: {error}") from error
+        spec_from_config(config)  # says why a family is refused before any weight is read
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                directory, dtype=getattr(torch, dtype), local_files_only=True
+            )
+        except OSError as error:
+            raise ModelError(f"{directory} cannot be loaded: {error}") from error
         return cls.wrap(model, rows_per_page, page_tokens)
 
     @property
