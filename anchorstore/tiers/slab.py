@@ -73,11 +73,9 @@ class Slab:
         """Violations, given the slots that the owner believes are taken."""
         found = []
         free = self._stack[: self._free]
-        seen = np.zeros(self.slots, np.uint8)
-        if len(free) and int(free.max()) >= self.slots:
-            return [f"slab: free slot {int(free.max())} of {self.slots}"]
-        np.add.at(seen, free, 1)
-        np.add.at(seen, taken, 1)
+        seen = np.bincount(np.concatenate([free, taken]), minlength=self.slots)
+        if len(seen) > self.slots:
+            return [f"slab: a slot {len(seen) - 1} of {self.slots}"]
         if (seen > 1).any():
             found.append(f"slab: slots {np.flatnonzero(seen > 1)[:8].tolist()} taken twice or free")
         if int((seen == 0).sum()) != self.retired:

@@ -222,6 +222,14 @@ class PageIndex(Table):
         """Rows of all pages, ascending."""
         return np.flatnonzero(self.namespace[: self.rows.top]).astype(np.uint32)
 
+    def overflowed_buckets(self) -> float:
+        """Fraction of the buckets that some key went past."""
+        return float((self._overflow != 0).mean())
+
+    def home_bucket(self, namespace: int, key: U64) -> int:
+        """Number of the bucket where a key [1, 4] belongs."""
+        return int(self._place(namespace, key)[0][0])
+
     def filed_rows(self) -> int:
         """Rows that the buckets hold, for check()."""
         return int(np.count_nonzero(self._slots))

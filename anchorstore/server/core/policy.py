@@ -61,8 +61,8 @@ class Scope:
             owners = state.registry.component_of_kind.take(table.kind.take(blocks))
         else:
             owners = state.index.namespace.take(table.page.take(blocks))
-        inside: Bools = owners == self.value
-        return inside & (blocks != 0)
+        inside: Bools = (owners == self.value) & (blocks != 0)
+        return inside
 
     def pages_in(self, state: State, pages: U32) -> Bools:
         """Which of these pages [n] have a block in the scope."""
