@@ -18,13 +18,20 @@ from tests.tidy.checkout import ROOT
 
 PROGRAM = """
 import sys
-import anchorstore.client
+from anchorstore.client import Client, NamespaceSpec, NeedLast
 from anchorstore.keys import Namespace, path_hashes
+from anchorstore.layout import AnchorLayout
+assert not {"torch", "redis", "grpc_health"} & set(sys.modules)
 from anchorstore.wire.v1 import admin_pb2, store_pb2, store_pb2_grpc
+space = NamespaceSpec("model", bytes(32))
+layouts = [AnchorLayout(groups=1, rows=4, hidden=8, dtype="float32")]
+client = Client.connect("unix:///run/anchorstore-absent.sock", namespace=space, layouts=layouts)
+with client.lookup(bytes(32), [NeedLast(0)]) as window:
+    print(window.hit, window.miss)
+client.close()
 root = Namespace("default", "model", bytes(32)).root_digest()
 print(root.hex(), path_hashes(root, list(range(128))).hex())
 print(store_pb2.DetachRequest(session_id=b"x").SerializeToString().hex())
-assert not {"torch", "redis", "grpc_health"} & set(sys.modules)
 """
 
 
