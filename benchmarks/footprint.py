@@ -31,6 +31,7 @@ def measure(pages: int) -> dict[str, float]:
     settings = {
         "tiers.dram.capacity": f"{-(-capacity // MIB)}MiB",
         "tiers.dram.prefault": "false",
+        "tiers.dram.segment": "64MiB",
         "tiers.dram.anchor_share": "0.5",
         "tiers.dram.kv_share": "0.5",
         "tiers.dram.high_watermark": "1.0",

@@ -50,9 +50,16 @@ def percentile(samples: Sequence[int], fraction: float) -> float:
 
 
 def interleave(
-    operations: Mapping[str, Operation], rounds: int, per_round: int
+    operations: Mapping[str, Operation],
+    rounds: int,
+    per_round: int,
+    prepare: Mapping[str, Operation] | None = None,
 ) -> dict[str, list[list[int]]]:
-    """Nanoseconds [round][operation] by name; the names take turns, in rotating order."""
+    """Nanoseconds [round][operation] by name; the names take turns, in rotating order.
+
+    `prepare[name]` runs untimed before each operation of that name.
+    """
+    prepare = prepare or {}
     names = list(operations)
     taken: dict[str, list[list[int]]] = {name: [] for name in names}
     for turn in range(rounds):
@@ -61,6 +68,8 @@ def interleave(
             taken[name].append([])
         for _ in range(per_round):
             for name in order:
+                if name in prepare:
+                    prepare[name]()
                 started = time.perf_counter_ns()
                 operations[name]()
                 taken[name][-1].append(time.perf_counter_ns() - started)

@@ -27,7 +27,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from anchorstore.client import Client, ClientOptions, NamespaceSpec, NeedAll, NeedWindow
+from anchorstore.client import (
+    Client,
+    ClientOptions,
+    NamespaceSpec,
+    NeedAll,
+    NeedWindow,
+)
+from anchorstore.client.client import Reservation
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.testing.daemon import Daemon
 from benchmarks import footprint, harness
@@ -145,22 +152,23 @@ class Sealing:
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
         self._stack = contextlib.ExitStack()
-        self._open = self._staged()
+        self._open: Reservation | None = None
 
-    def _staged(self) -> object:
+    def stage(self) -> None:
+        """Untimed: the next reservation, its blocks in staging."""
+        self._stack.close()
         blocks, root = self.blocks, self.blocks.client.root_digest
         assert root is not None
         hashes = random_hashes(blocks.batch)
-        return self._stack.enter_context(blocks.client.reserve(root, 0, hashes, layouts=[0]))
+        reservation = blocks.client.reserve(root, 0, hashes, layouts=[0])
+        self._open = self._stack.enter_context(reservation)
+        for page, layout in self._open.wanted():
+            np.frombuffer(self._open.buffer(page, layout), np.uint8)[:] = page
 
     def seal(self) -> None:
-        outcome = self._open.seal()  # type: ignore[attr-defined]
+        assert self._open is not None, "nothing is staged"
+        outcome = self._open.seal()
         assert outcome.sealed == self.blocks.batch, outcome
-
-    def restage(self) -> None:
-        """Untimed: the next reservation (its staging keeps the bytes of the last)."""
-        self._stack.close()
-        self._open = self._staged()
 
     def close(self) -> None:
         self._stack.close()
@@ -185,14 +193,10 @@ def bench_blocks(address: str, base: Floor, size: int, batch: int, effort: Effor
     results = [harness.report(name, gets, **shape) for name in names]
     sealing = Sealing(blocks)
     puts = harness.interleave(
-        {
-            "memcpy": blocks.memcpy,
-            "put": blocks.put,
-            "seal": sealing.seal,
-            "restage": sealing.restage,
-        },
+        {"memcpy": blocks.memcpy, "put": blocks.put, "seal": sealing.seal},
         effort.rounds,
         per_round,
+        prepare={"seal": sealing.stage},
     )
     sealing.close()
     results += [harness.report(name, puts, **shape) for name in ("put", "seal")]
@@ -291,6 +295,7 @@ def started_daemon(folder: pathlib.Path) -> Iterator[Daemon]:
     """A daemon with room for every case."""
     settings = {
         "tiers.dram.capacity": "4GiB",
+        "tiers.dram.segment": "64MiB",
         "tiers.dram.kv_share": "0.9",
         "limits.staging_per_session": "512MiB",
         "limits.staging_total": "8GiB",

@@ -86,4 +86,5 @@ def agreement(exact: Continuation, other: Continuation) -> Agreement:
     same = exact.log_probs.argmax(-1) == other.log_probs.argmax(-1)
     difference = exact.log_probs - other.log_probs
     divergence = (exact.log_probs.exp() * difference).sum(-1)
-    return Agreement(float(same.float().mean()), float(divergence.mean()))
+    mean_kl = max(0.0, float(divergence.mean()))  # rounding can take a zero below zero
+    return Agreement(float(same.float().mean()), mean_kl)

@@ -149,10 +149,11 @@ def running_daemon(folder: pathlib.Path, dram: str) -> Iterator[pathlib.Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A request that leaves A's conversation after `shared` tokens."""
+    """A request that leaves A's conversation after `shared` tokens, and how the text goes on."""
 
     shared: int
     prompt: list[int]
+    follows: list[int]
 
 
 def branches(
@@ -161,15 +162,17 @@ def branches(
     """Requests that share an arbitrary prefix and go on with another piece of the text."""
     chooser = random.Random(options.seed)
     lowest = min(len(conversation) // 4, 16 * options.page_tokens)
+    longest = options.page_tokens // 2
     found = []
-    for _ in range(options.requests):
+    while len(found) < options.requests:
         shared = chooser.randrange(lowest, len(conversation))
-        length = chooser.randrange(8, options.page_tokens)
-        start = chooser.randrange(0, len(text) - length)
-        suffix = list(text[start : start + length])
-        while suffix and shared < len(conversation) and suffix[0] == conversation[shared]:
-            suffix.pop(0)  # the branch leaves where we say it does
-        found.append(Branch(shared, [*conversation[:shared], *suffix]))
+        length = chooser.randrange(4, longest)
+        start = chooser.randrange(0, len(text) - longest - CONTINUATION_TOKENS)
+        if text[start] == conversation[shared]:
+            continue  # that branch would leave later than we say
+        stop = start + length
+        prompt = [*conversation[:shared], *text[start:stop]]
+        found.append(Branch(shared, prompt, list(text[stop : stop + CONTINUATION_TOKENS])))
     return found
 
 
@@ -212,7 +215,7 @@ def run(options: DemoOptions, folder: pathlib.Path) -> dict[str, Any]:
         requests = []
         for number, branch in enumerate(branches(read["tokens"], tokens, options), 1):
             _say(f"engine B: request {number} of {options.requests}")
-            asked = {"prompt": branch.prompt, "continuation_tokens": CONTINUATION_TOKENS}
+            asked = {"prompt": branch.prompt, "continuation": branch.follows}
             measured = second.ask({"op": "branch", **asked})
             requests.append({"shared_tokens": branch.shared, **measured})
         status = daemon_status(socket)

@@ -4,7 +4,7 @@
 
     {"op": "read", "turns": [[ids...], ...], "new_tokens": m}
         --> {"tokens": [all ids of the conversation], "pages_sealed": n}
-    {"op": "branch", "prompt": [ids...], "continuation_tokens": m}
+    {"op": "branch", "prompt": [ids...], "continuation": [ids...]}
         --> one request's measurements (see `measure_branch`)
 
 The first line out says that the model is loaded: {"ready": true}.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from anchorstore.client import ClientOptions
-from engine_adapter.strategy import KvOnly, SuffixReplay, zero_state
+from engine_adapter.strategy import KvOnly, NoReuse, SuffixReplay, zero_state
 from engine_adapter.transformers.compare import (
     agreement,
     exact_continuation,
@@ -44,29 +45,28 @@ def read(engine: Engine, turns: Sequence[Sequence[int]], new_tokens: int) -> dic
     return {"tokens": conversation, "pages_sealed": engine.counters["put_sealed"] // 2}
 
 
-def measure_branch(engine: Engine, prompt: Sequence[int], count: int) -> dict[str, Any]:
-    """One request, cold and warm in turn, beside its controls.
+def measure_branch(
+    engine: Engine, prompt: Sequence[int], continuation: Sequence[int]
+) -> dict[str, Any]:
+    """One request, cold and warm in turn, beside its controls; `continuation` is forced on all.
 
     Times are medians of interleaved pairs.  Controls: the zero state at W = 0, and kv alone with
     the run's W; and the replay at W = 0, where nothing but the anchors carries the state.
     """
     budget = engine.strategy.budget
-    exact = exact_continuation(engine, prompt, count)
-    warm = forced_continuation(engine, prompt, exact.tokens, store_pages=True)
+    force = functools.partial(forced_continuation, engine, prompt)
+    exact = force(continuation, NoReuse())
+    warm = force(continuation, store_pages=True)
     cold_seconds, warm_seconds = [exact.ttft_seconds], [warm.ttft_seconds]
     for _ in range(TIMED_PAIRS - 1):
-        cold_seconds.append(exact_continuation(engine, prompt, 1).ttft_seconds)
-        warm_seconds.append(forced_continuation(engine, prompt, exact.tokens[:1]).ttft_seconds)
+        cold_seconds.append(force(continuation[:1], NoReuse()).ttft_seconds)
+        warm_seconds.append(force(continuation[:1]).ttft_seconds)
+    no_margin = SuffixReplay(dataclasses.replace(budget, margin_tokens=0))
     runs = {
         "": warm,
-        "zero_state_": forced_continuation(engine, prompt, exact.tokens, zero_state(budget)),
-        "kv_only_": forced_continuation(engine, prompt, exact.tokens, KvOnly(budget)),
-        "no_margin_": forced_continuation(
-            engine,
-            prompt,
-            exact.tokens,
-            SuffixReplay(dataclasses.replace(budget, margin_tokens=0)),
-        ),
+        "zero_state_": force(continuation, zero_state(budget)),
+        "kv_only_": force(continuation, KvOnly(budget)),
+        "no_margin_": force(continuation, no_margin),
     }
     found: dict[str, Any] = {
         "prompt_tokens": len(prompt),
@@ -89,7 +89,7 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
     if request["op"] == "read":
         return read(engine, request["turns"], request["new_tokens"])
     assert request["op"] == "branch", f"unknown operation {request['op']!r}"
-    return measure_branch(engine, request["prompt"], request["continuation_tokens"])
+    return measure_branch(engine, request["prompt"], request["continuation"])
 
 
 def main() -> int:
