@@ -287,21 +287,22 @@ class _Janitor:
         if self._is_awake:  # it looks at them once more after it has said that it is not
             return
         with self._lock:
-            if self._is_awake:
-                return
-            self._is_awake = True
-        threading.Thread(target=self._work, name="anchorstore-janitor", daemon=True).start()
+            is_there, self._is_awake = self._is_awake, True
+        if not is_there:
+            threading.Thread(target=self._work, name="anchorstore-janitor", daemon=True).start()
 
     def _work(self) -> None:
         idle = 0
         while not self._may_end(idle):
             time.sleep(self._linger_seconds)
             idle = 0 if self._pending else idle + 1
-            client = self._client()
-            if client is not None and self._pending:
-                self._flush(client)
+            if self._pending:
+                self._flush()
 
-    def _flush(self, client: Client) -> None:
+    def _flush(self) -> None:
+        client = self._client()
+        if client is None:
+            return
         try:
             client.flush()
         except HandleClosed:  # closed, or this is a fork: they are not ours to end
