@@ -88,7 +88,7 @@ def train(
             group["lr"] = plan.rate(step, progress)
         batch = make_batch(max(1, plan.tokens_per_step // length), length)
         loss = labelled_loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -29,14 +29,31 @@ class Shape:
     linear_heads: int = 2
     attention_heads: int = 2
     rope_theta: float = 10000.0
+    rotary_share: float = 0.5
+    max_decay: float = 16.0
+    bind_neighbours: bool = False
 
 
 TEXT = Shape(layers="LLLFLLLF", hidden=128, mlp=384, vocabulary=256)
-RECALL = Shape(layers="LLFLLF", hidden=64, mlp=128, vocabulary=128)
+RECALL = Shape(
+    layers="LLFLLF",
+    hidden=64,
+    mlp=128,
+    vocabulary=128,
+    rope_theta=4.0,
+    rotary_share=1.0,
+    max_decay=2.0,
+    bind_neighbours=True,
+)
+"""Attention would answer the asks alone, and a zero state would cost nothing. A rotary base of 4
+over the whole head makes it short-sighted (wavelengths of 6 to 25 tokens), so that what was
+written further back can only come from the linear state."""
 
 
 def build_config(shape: Shape) -> Qwen3_5TextConfig:
     """The transformers configuration of ``shape``."""
+    frequencies = int(HEAD_DIM * shape.rotary_share) // 2
+    third = frequencies // 3
     return Qwen3_5TextConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -53,13 +70,13 @@ def build_config(shape: Shape) -> Qwen3_5TextConfig:
         linear_conv_kernel_dim=4,
         max_position_embeddings=32768,
         tie_word_embeddings=True,
-        # Half of a head rotates: 32 numbers, 16 frequencies, split 6 + 5 + 5 between the
-        # three position axes, which all carry the same number in a text-only model.
+        # The frequencies are split between three position axes, which all carry the same number
+        # in a text-only model.
         rope_parameters={
             "rope_type": "default",
             "rope_theta": shape.rope_theta,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [6, 5, 5],
+            "partial_rotary_factor": shape.rotary_share,
+            "mrope_section": [frequencies - 2 * third, third, third],
             "mrope_interleaved": True,
         },
         bos_token_id=None,
@@ -69,27 +86,51 @@ def build_config(shape: Shape) -> Qwen3_5TextConfig:
     )
 
 
-def init_decay(model: torch.nn.Module) -> None:
+def linear_mixers(model: torch.nn.Module) -> list[modeling_qwen3_5.Qwen3_5GatedDeltaNet]:
+    """The gated delta rule of every linear layer."""
+    kind = modeling_qwen3_5.Qwen3_5GatedDeltaNet
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def init_decay(model: torch.nn.Module, max_decay: float) -> None:
     """Initialise the decay of every linear layer as flash-linear-attention does.
 
     transformers starts ``dt_bias`` at 1, which makes a state forget within a token; a tiny model
     never leaves that point and its state then carries nothing. Here the step ``dt`` is
-    log-uniform in [0.001, 0.1] and ``A`` uniform in [0.5, 16].
+    log-uniform in [0.001, 0.1] and ``A`` uniform in [0.5, ``max_decay``] (16 is customary).
     """
     low, high = math.log(0.001), math.log(0.1)
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, modeling_qwen3_5.Qwen3_5GatedDeltaNet):
-                module.A_log.copy_(torch.empty_like(module.A_log).uniform_(0.5, 16).log())
-                step = torch.exp(torch.rand_like(module.dt_bias) * (high - low) + low)
-                module.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))
+        for mixer in linear_mixers(model):
+            mixer.A_log.copy_(torch.empty_like(mixer.A_log).uniform_(0.5, max_decay).log())
+            step = torch.exp(torch.rand_like(mixer.dt_bias) * (high - low) + low)
+            mixer.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))
+
+
+def init_neighbours(model: torch.nn.Module) -> None:
+    """Start every linear layer as one that binds a token to the one before it.
+
+    Query and key share their projection; the convolution starts as "this token" for queries and
+    values and "the token before" for keys. Left to chance, a model this small takes longer to
+    find that than the whole budget of its training.
+    """
+    with torch.no_grad():
+        for mixer in linear_mixers(model):
+            size = mixer.key_dim
+            mixer.in_proj_qkv.weight[:size].copy_(mixer.in_proj_qkv.weight[size : 2 * size])
+            taps = mixer.conv1d.weight.mul_(0.2)[:, 0]
+            taps[:size, -1] += 1.0
+            taps[size : 2 * size, -2] += 1.0
+            taps[2 * size :, -1] += 1.0
 
 
 def build_model(shape: Shape, seed: int) -> Qwen3_5ForCausalLM:
     """A freshly initialised fp32 model of ``shape``."""
     torch.manual_seed(seed)
     model = Qwen3_5ForCausalLM(build_config(shape))
-    init_decay(model)
+    init_decay(model, shape.max_decay)
+    if shape.bind_neighbours:
+        init_neighbours(model)
     return model
 
 

@@ -117,7 +117,7 @@ def redundant_prefix(rng: random.Random, length: int, keys: int = 6) -> Document
 
 
 def make_exam(
-    rng: random.Random, length: int, asks: int = 16, keys: int = 12, redundant: bool = False
+    rng: random.Random, length: int, asks: int = 16, keys: int = 12, *, redundant: bool = False
 ) -> Exam:
     """A prefix of ``length`` tokens and ``asks`` asks, cycling over its keys in random order."""
     make = redundant_prefix if redundant else unique_prefix
