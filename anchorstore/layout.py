@@ -86,6 +86,7 @@ class _Base:
 
     __slots__ = ()
 
+    component: ClassVar[Component]
     format: ClassVar[str]
     dtype: str
     page_tokens: int

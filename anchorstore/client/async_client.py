@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from anchorstore.client import lookups, reserving
 from anchorstore.client.aio import AsyncDriver
+from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
 from anchorstore.client.face import Face, joining_session, new_session, opened
 from anchorstore.client.handles import BlocksBase, WindowBase
@@ -159,7 +160,7 @@ class AsyncClient(Face):
         parent_hash: bytes | None,
         first_page: int,
         path_hashes: bytes,
-        blocks: Mapping[int, Sequence[Any]],
+        blocks: Mapping[int, BlockRows],
         *,
         lineage: int = 0,
         deadline_seconds: float | None = None,

@@ -6,6 +6,7 @@ torch is imported only where a tensor is asked for or handed in.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy.typing as npt
 from anchorstore.errors import InvalidRequest
 
 Bytes = npt.NDArray[np.uint8]
+BlockRows = Sequence[Any] | npt.NDArray[Any]
+"""One buffer a page: a list of them, or an array or tensor with a row a page."""
 
 
 def byte_array(buffer: Any, name: str, *, writable: bool = False) -> Bytes:

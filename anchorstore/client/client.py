@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from anchorstore.client import lookups, reserving
 from anchorstore.client.blocking import Driver
+from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
 from anchorstore.client.face import Face, joining_session, new_session, opened
 from anchorstore.client.handles import BlocksBase, WindowBase
@@ -144,7 +145,7 @@ class Client(Face):
         parent_hash: bytes | None,
         first_page: int,
         path_hashes: bytes,
-        blocks: Mapping[int, Sequence[Any]],
+        blocks: Mapping[int, BlockRows],
         *,
         lineage: int = 0,
         deadline_seconds: float | None = None,

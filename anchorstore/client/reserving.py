@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from anchorstore.client.buffers import Bytes, byte_array
+from anchorstore.client.buffers import BlockRows, Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.options import (
     LINEAGE_ANY,
@@ -133,7 +132,7 @@ def put(
     parent_hash: bytes | None,
     first_page: int,
     hashes: bytes,
-    blocks: Mapping[int, Sequence[Any]],
+    blocks: Mapping[int, BlockRows],
     lineage: int,
     deadline_seconds: float | None,
 ) -> Steps[PutOutcome]:
@@ -160,7 +159,7 @@ def put(
 def _fill(
     session: Session,
     reservation: ReservationBase,
-    blocks: Mapping[int, Sequence[Any]],
+    blocks: Mapping[int, BlockRows],
     deadline_seconds: float | None,
 ) -> Steps[None]:
     """Copies every wanted block that the caller has into staging, flushing when it is full."""

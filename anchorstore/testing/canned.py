@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -19,7 +20,7 @@ from anchorstore.errors import AnchorStoreError, code_of
 from anchorstore.transport import frames
 from anchorstore.wire.v1 import store_pb2
 
-Answer = Message | AnchorStoreError | Callable[[Message], Message]
+Answer = Message | AnchorStoreError | Callable[[Any], Message]
 
 
 class CannedDaemon:
@@ -30,7 +31,7 @@ class CannedDaemon:
     """
 
     def __init__(self, path: Path, answers: Mapping[frames.Method, Answer]) -> None:
-        self.requests: list[tuple[frames.Method, Message]] = []
+        self.requests: list[tuple[frames.Method, Any]] = []
         self._answers = dict(answers)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))

@@ -110,7 +110,7 @@ class SegmentView:
         self._generations = np.frombuffer(memory, np.uint32, slots, GENERATIONS_OFFSET)
 
     def _header(self) -> tuple[bytes, bytes, int, int, int, int, int]:
-        return HEADER.unpack_from(self.memory)  # type: ignore[return-value]
+        return HEADER.unpack_from(self.memory)
 
     def block(self, offset: int, block_bytes: int) -> memoryview:
         """The block at `offset`, in place, read-only; InvalidRequest outside the slots."""

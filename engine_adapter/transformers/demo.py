@@ -163,7 +163,7 @@ def branches(
     chooser = random.Random(options.seed)
     lowest = min(len(conversation) // 4, 16 * options.page_tokens)
     longest = options.page_tokens // 2
-    found = []
+    found: list[Branch] = []
     while len(found) < options.requests:
         shared = chooser.randrange(lowest, len(conversation))
         length = chooser.randrange(4, longest)

@@ -192,7 +192,7 @@ def test_engine_whose_daemon_comes_late_attaches_and_stores(
     engine = engine_of(qwen, late, options=IMPATIENT)
     assert engine.generate(PROMPT, 1).resume.miss == "unreachable"
     with late:
-        reasons = []
+        reasons: list[str] = []
         while engine.counters["put_sealed"] == 0:
             assert len(reasons) < 100, reasons
             reasons.append(engine.generate(PROMPT, 1).resume.miss)

@@ -173,10 +173,8 @@ def lively(model: nn.Module, seed: int) -> None:
             )
             step = math.log1p(math.exp(-3.0))
             decay.copy_(torch.log(math.log(2) / half_lives / step))
-            bias = getattr(module, "dt_bias", None)
-            if bias is None:
-                bias = module.dt_proj.bias
-            bias.fill_(-3.0)
+            named = dict(module.named_parameters())
+            named["dt_bias" if "dt_bias" in named else "dt_proj.bias"].fill_(-3.0)
 
 
 def tiny_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:

@@ -6,15 +6,17 @@ random places; the parser may answer only with the frames that were sent or Inva
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from anchorstore.errors import InvalidRequest
 from anchorstore.transport import frames
 from anchorstore.transport.frames import HEADER, HEADER_BYTES, Kind, Method, Parser
 from anchorstore.wire.v1 import store_pb2
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 MANY = settings(max_examples=1000, deadline=None)
 BODIES = st.binary(max_size=200)
@@ -26,7 +28,7 @@ FRAMES = st.tuples(
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     """`data` in pieces, cut at `places` (modulo its length)."""
     stops = sorted({place % (len(data) + 1) for place in places} | {0, len(data)})
-    return [data[a:b] for a, b in zip(stops, stops[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(stops)]
 
 
 @MANY
@@ -37,9 +39,7 @@ def test_parser_fed_in_any_pieces_returns_what_was_sent(
     parser = Parser()
     stream = b"".join(frames.encode(*frame) for frame in sent)
     found = [frame for piece in cut(stream, places) for frame in parser.feed(piece)]
-    assert [
-        (f.header.kind, f.header.method, f.header.call_id, f.body) for f in found
-    ] == sent
+    assert [(f.header.kind, f.header.method, f.header.call_id, f.body) for f in found] == sent
     assert parser.held_bytes == 0
 
 

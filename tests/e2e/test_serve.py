@@ -102,7 +102,9 @@ def refusal(*words: str, environment: dict[str, str] | None = None) -> str:
 
 def test_serve_from_start_to_drain_keeps_its_promises(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
-        port = int(HTTP_LISTENS.search(running.until("http listens"))[1])
+        listens = HTTP_LISTENS.search(running.until("http listens"))
+        assert listens
+        port = int(listens[1])
         running.until("ready")
         assert running.get(port, "/livez") == (200, "ok\n")
         assert running.get(port, "/readyz") == (200, "ok\n")

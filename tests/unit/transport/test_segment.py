@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from anchorstore.errors import BootChanged, InvalidRequest, TornBlock
 from anchorstore.transport.segment import (
     ALIGN_BYTES,
@@ -15,8 +18,6 @@ from anchorstore.transport.segment import (
     format_segment,
     slot_bytes_of,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 BOOT = bytes(range(16))
 
