@@ -17,6 +17,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -44,8 +46,8 @@ from benchmarks.harness import MIB, Bytes, Result
 SIZES = (64 * 1024, MIB, 4 * MIB)
 WORKING_SET_BYTES = 512 * MIB
 STAGING_BYTES = 256 * MIB
-BATCH_BYTES_MAX = 256 * MIB
 PATH_PAGES = 512
+PARTS = ("lookups", "blocks", "clients")
 HASH_BYTES = 32
 WINDOW = NeedWindow(1, ratio=0.05, max_rows=512, rows_per_page=4)
 SMALL: tuple[Layout, ...] = (
@@ -231,30 +233,40 @@ class Path:
         with self.client.lookup(hashes, [NeedAll(0, 0), WINDOW]) as window:
             assert window.resume_pages == pages, (window.resume_pages, window.miss)
 
-    def reply_bytes(self) -> int:
-        """Bytes of the daemon's reply to a full hit: 24 a block and the message around them."""
-        with self.client.lookup(self.hit, [NeedAll(0, 0), WINDOW]) as window:
-            return 24 * (len(window.blocks(0)) + len(window.blocks(1))) + 64
+    def reply_bytes(self, hashes: bytes) -> int:
+        """Bytes of the daemon's reply: 24 a block and the message around them."""
+        with self.client.lookup(hashes, [NeedAll(0, 0), WINDOW]) as window:
+            blocks = len(window.blocks(0)) + len(window.blocks(1)) if window.hit else 0
+        return 64 + 24 * blocks
 
 
 def bench_lookups(address: str, base: Floor, effort: Effort) -> list[Result]:
-    """Look up and lease a path of 512 pages; the floor walks a dict and answers as many bytes."""
+    """Look up and lease a path of 512 pages.
+
+    The floor of each case walks a dict over the same hashes, as far as they match, and answers as
+    many bytes.
+    """
     path = Path(address)
-    base.keep(path.hit)
-    reply = path.reply_bytes()
-    taken = harness.interleave(
-        {
-            "floor": lambda: base.lookup(path.hit, reply),
-            "lookup_hit_at_end": lambda: path.lookup(path.hit, PATH_PAGES),
-            "lookup_hit_in_middle": lambda: path.lookup(path.half, PATH_PAGES // 2),
-            "lookup_miss": lambda: path.lookup(path.miss, 0),
-            "lookup_holes": lambda: path.lookup(path.holes, 7),
-        },
-        effort.rounds,
-        effort.per_round,
-    )
+    cases = {
+        "lookup_hit_at_end": (path.hit, PATH_PAGES, PATH_PAGES),
+        "lookup_hit_in_middle": (path.half, PATH_PAGES // 2, PATH_PAGES // 2),
+        "lookup_miss": (path.miss, 0, 0),
+        "lookup_holes": (path.holes, 7, 7),
+    }
+    results = []
+    for case, (hashes, pages, known) in cases.items():
+        base.keep(hashes[: HASH_BYTES * known])
+        reply = path.reply_bytes(hashes)
+        operations: dict[str, harness.Operation] = {
+            "floor": functools.partial(base.lookup, hashes, reply),
+            case: functools.partial(path.lookup, hashes, pages),
+        }
+        taken = harness.interleave(operations, effort.rounds, effort.per_round)
+        floor_line = harness.report("floor", taken, batch=PATH_PAGES)
+        results.append(dataclasses.replace(floor_line, case=f"floor_of_{case}"))
+        results.append(harness.report(case, taken, batch=PATH_PAGES))
     path.client.close()
-    return [harness.report(name, taken, batch=PATH_PAGES) for name in taken]
+    return results
 
 
 def _many(address: str, barrier: object, case: str, operations: int, out: object) -> None:
@@ -312,17 +324,17 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as name, started_daemon(pathlib.Path(name)) as daemon:
         document["daemon_idle"] = harness.process_memory_bytes(daemon.pid)
         with floor(WORKING_SET_BYTES) as base:
-            print("lookups of 512 pages", file=sys.stderr)
-            results += bench_lookups(daemon.address, base, effort)
-            for size in SIZES:
-                for batch in (1, 64):
-                    if size * batch > BATCH_BYTES_MAX:
-                        continue
+            if "lookups" in arguments.only:
+                print("lookups of 512 pages", file=sys.stderr)
+                results += bench_lookups(daemon.address, base, effort)
+            if "blocks" in arguments.only:
+                for size, batch in itertools.product(SIZES, (1, 64)):
                     print(f"blocks of {size >> 10} KiB, batches of {batch}", file=sys.stderr)
                     results += bench_blocks(daemon.address, base, size, batch, effort)
-        for clients in (1, 8):
-            print(f"{clients} client processes", file=sys.stderr)
-            results += bench_clients(daemon.address, clients, effort)
+        if "clients" in arguments.only:
+            for clients in (1, 8):
+                print(f"{clients} client processes", file=sys.stderr)
+                results += bench_clients(daemon.address, clients, effort)
         if arguments.peers:
             from benchmarks import peers
 
@@ -342,6 +354,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument(
         "--pages", type=int, default=1_000_000, metavar="N", help="index size, 0 = skip"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (default: all)"
     )
     arguments = parser.parse_args()
     document = run(arguments)
