@@ -55,8 +55,9 @@ def test_session_over_grpc_looks_up_and_leaves(channel: grpc.Channel) -> None:
         with pytest.raises(grpc.RpcError) as refusal:
             stub.Lookup(request, **bearer(token))
         assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
-        trailing = {entry.key: entry.value for entry in refusal.value.trailing_metadata()}
-        assert trailing[CODE_METADATA_KEY] == "UnknownSession"
+        trailing = refusal.value.trailing_metadata()
+        codes = [str(entry.value) for entry in trailing if entry.key == CODE_METADATA_KEY]
+        assert codes == ["UnknownSession"]
     stub.Detach(pb.DetachRequest(session_id=grant.session_id), **bearer(TOKEN_A))
     with pytest.raises(grpc.RpcError):
         stub.Lookup(request, **bearer(TOKEN_A))
