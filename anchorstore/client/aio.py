@@ -103,7 +103,10 @@ class AsyncDriver:
             return await asyncio.to_thread(mapping.fetch, session.address, effect, session.clock)
         else:
             assert isinstance(effect, Hangup), effect
+            link = self._link
             self._hang_up()
+            if link is not None:
+                await link.lost.wait()
         return None
 
     async def _dial(self, until: float) -> _Link:
@@ -147,7 +150,8 @@ class _Link(asyncio.BufferedProtocol):
         self._exchange = Exchange()
         self._waiter: asyncio.Future[Frame] | None = None
         self._transport: Any = None  # uvloop's transports share no base with asyncio's
-        self.is_lost = False
+        self.is_lost = False  # no call can be made any more
+        self.lost = asyncio.Event()  # the transport has let go
 
     async def exchange(self, call: Call, left_seconds: float) -> Frame:
         """The frame that answers `call`."""
@@ -209,4 +213,5 @@ class _Link(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set()
         self._fail(ConnectFailed(f"{self._session.address} hung up: {error or 'end of stream'}"))

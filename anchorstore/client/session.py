@@ -321,6 +321,9 @@ class Session:
             self.gate.open()
         except Unavailable as error:
             self.failed(error)
+        except AnchorStoreError:
+            yield Hangup()
+            raise
 
     def guarded(self, steps: Steps[Any]) -> Steps[Any]:
         """`steps`; an Unavailable shuts the gate and goes on its way."""

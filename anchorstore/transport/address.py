@@ -1,4 +1,4 @@
-"""Where a daemon listens, as people write it: "unix:///run/anchorstore/engine.sock", "tcp://host:1".
+"""Where a daemon listens, as people write it: "unix:///run/anchorstore/engine.sock", "tcp://a:1".
 
 Pure.  The limits are the kernel's (a Unix socket path has room for 107 bytes) and TCP's.
 """

@@ -10,6 +10,7 @@ import pytest
 
 from anchorstore.client import NeedLast, lookups
 from anchorstore.client.effects import Call, Dial, Hangup
+from anchorstore.client.session import Attachment
 from anchorstore.clock import ManualClock
 from anchorstore.errors import (
     BootChanged,
@@ -58,6 +59,12 @@ def look_up(script: Script, hashes: bytes = HASHES) -> lookups.Found:
     return script.run(lookups.lookup(script.session, hashes, NEEDS, 255, 0, None))
 
 
+def held(found: lookups.Found) -> Attachment:
+    """The attachment of a hit."""
+    assert found.attachment is not None
+    return found.attachment
+
+
 def test_lookup_first_of_all_attaches() -> None:
     script = scripted({Method.LOOKUP: hit()})
     found = look_up(script)
@@ -76,7 +83,7 @@ def test_lookup_request_in_pieces_is_the_message() -> None:
 
     script = scripted({Method.LOOKUP: answer})
     found = look_up(script)
-    script.session.pending.append((found.attachment, 7))  # type: ignore[arg-type]
+    script.session.pending.append((held(found), 7))
     script.run(lookups.lookup(script.session, HASHES, NEEDS, 3, 1, None))
     expected = store.LookupRequest(
         session_id=b"s" * 16,
@@ -234,7 +241,7 @@ def test_release_that_was_not_sent_is_sent_with_the_next_lookup() -> None:
 
     script = scripted({Method.LOOKUP: answer}, clock=clock)
     found = look_up(script)
-    script.session.pending.append((found.attachment, 1))  # type: ignore[arg-type]
+    script.session.pending.append((held(found), 1))
     look_up(script)
     clock.advance(2.0)
     look_up(script)
@@ -244,7 +251,7 @@ def test_release_that_was_not_sent_is_sent_with_the_next_lookup() -> None:
 def test_release_under_an_earlier_attachment_is_forgotten() -> None:
     script = scripted({Method.LOOKUP: fails(None, UnknownSession("ended"), then=hit())})
     found = look_up(script)
-    script.session.pending.append((found.attachment, 1))  # type: ignore[arg-type]
+    script.session.pending.append((held(found), 1))
     look_up(script)
     assert not script.session.pending
 
@@ -259,7 +266,7 @@ def test_flush_ends_waiting_leases_in_one_call() -> None:
     script = scripted({Method.LOOKUP: hit(), Method.RELEASE: release})
     found = look_up(script)
     for lease_id in (3, 4):
-        script.session.pending.append((found.attachment, lease_id))  # type: ignore[arg-type]
+        script.session.pending.append((held(found), lease_id))
     script.run(lookups.flush(script.session, 101.0))
     assert released == [[3, 4]]
     script.run(lookups.flush(script.session, 101.0))
@@ -307,7 +314,7 @@ def test_renew_of_a_lost_lease_raises() -> None:
     )
     found = look_up(script)
     with pytest.raises(LeaseExpired):
-        script.run(lookups.renew(script.session, found.attachment, 5, 101.0))  # type: ignore[arg-type]
+        script.run(lookups.renew(script.session, held(found), 5, 101.0))
 
 
 def test_renew_under_another_boot_raises_that() -> None:
@@ -316,7 +323,7 @@ def test_renew_under_another_boot_raises_that() -> None:
     script.answers[Method.ATTACH] = attach(boot_id=b"B" * 16)
     look_up(script)
     with pytest.raises(BootChanged):
-        script.run(lookups.renew(script.session, found.attachment, 5, 101.0))  # type: ignore[arg-type]
+        script.run(lookups.renew(script.session, held(found), 5, 101.0))
 
 
 def test_failures_in_a_row_are_logged_loudly_once(caplog: pytest.LogCaptureFixture) -> None:
