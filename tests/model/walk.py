@@ -92,7 +92,7 @@ class Walk(WritingWalk):
         assert result.lineage == max((block.lineage for block in flat), default=0)
         assert bool(result.lease_id) == bool(flat)
         if result.lease_id:
-            for block in flat:
+            for block in set(flat):
                 block.leases += 1
             session.leases[result.lease_id] = (blocks, self.now + self.config.read_ttl_seconds)
 

@@ -200,7 +200,7 @@ class WalkState:
 
     def lease_ended(self, session: Session, lease_id: int) -> None:
         blocks, _ = session.leases.pop(lease_id)
-        for block in [block for part in blocks for block in part]:
+        for block in {block for part in blocks for block in part}:
             block.leases -= 1
             if block in self.naive.detached and not block.leases:
                 self.naive.free(block, self.naive.detached.pop(block))

@@ -60,7 +60,7 @@ class Blocks(Table):
         found = [np.zeros(len(pages), np.uint32) for _ in kinds]
         current = index.first_block.take(pages)
         for _ in range(CHAIN_LIMIT + 1):
-            if not current.any():
+            if not np.count_nonzero(current):
                 return found
             kind_here = self.kind.take(current)
             for kind, rows in zip(kinds, found, strict=True):

@@ -46,6 +46,18 @@ def _run_lengths(present: Bools) -> Positions:
     return runs
 
 
+def _satisfied(need: Need, present: Bools, resume_pages: int, page_tokens: int) -> bool:
+    """Whether a window or last page is there at one resume point."""
+    if isinstance(need, NeedAll):
+        return True
+    if isinstance(need, NeedLast):
+        return bool(present[resume_pages - 1])
+    rows = rows_needed(need, resume_pages, page_tokens)
+    rows = min(rows, need.min_rows) if need.min_rows else rows
+    fewest = -(-rows // need.rows_per_page)
+    return bool(present[resume_pages - fewest : resume_pages].all())
+
+
 def largest_boundary(
     present: Sequence[Bools], needs: Sequence[Need], page_tokens: int, margin_pages: int
 ) -> int:
@@ -53,20 +65,22 @@ def largest_boundary(
 
     `present` has one array [n] a need: whether the page has an acceptable block of its layout.
     """
-    pages = len(present[0])
-    top = pages
+    pages = top = len(present[0])
     for need, there in zip(needs, present, strict=True):
         if isinstance(need, NeedAll) and need.first_page < pages:
             behind = there[need.first_page :]
             hole = int(behind.argmin())
             if not behind[hole]:
                 top = min(top, need.first_page + hole)
-    if top <= margin_pages:
-        return 0
-    valid = np.ones(top - margin_pages + 1, np.bool_)  # by resume point
-    valid[0] = False
     resume_top = top - margin_pages
-    for need, there in zip(needs, present, strict=True):
+    if resume_top <= 0:
+        return 0
+    paired = list(zip(needs, present, strict=True))
+    if all(_satisfied(need, there, resume_top, page_tokens) for need, there in paired):
+        return top
+    valid = np.ones(resume_top + 1, np.bool_)  # by resume point
+    valid[0] = False
+    for need, there in paired:
         if isinstance(need, NeedWindow):
             fewest = _window_pages(need, resume_top, page_tokens)
             valid &= _run_lengths(there[:resume_top]) >= fewest
@@ -83,6 +97,6 @@ def pages_read(need: Need, present: Bools, resume_pages: int, page_tokens: int) 
     if isinstance(need, NeedLast):
         return resume_pages - 1, resume_pages
     wanted = -(-rows_needed(need, resume_pages, page_tokens) // need.rows_per_page)
-    window = present[resume_pages - wanted : resume_pages][::-1]
-    run = int(window.argmin()) if len(window) and not window.all() else wanted
+    window = present[resume_pages - wanted : resume_pages]
+    run = wanted if window.all() else int(window[::-1].argmin())
     return resume_pages - run, resume_pages

@@ -102,8 +102,9 @@ def _leases(state: State) -> list[str]:
     table, found = state.blocks, []
     counts = np.zeros(table.rows.top, np.int64)
     for lease in state.leases.by_id.values():
-        for rows in lease.blocks:
-            np.add.at(counts, rows, 1)
+        counts[lease.held] += 1
+        if set(lease.held.tolist()) != {row for rows in lease.blocks for row in rows.tolist()}:
+            found.append(f"leases: lease {lease.lease_id} reads what it does not hold")
         session = state.registry.sessions.get(lease.session_id)
         if session is None or lease.lease_id not in session.leases:
             found.append(f"leases: lease {lease.lease_id} without its session")

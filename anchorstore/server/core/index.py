@@ -2,14 +2,14 @@
 
 ::
 
-    mix(namespace, hash) --> | bucket number | tag |
-                                    |
-    bucket   tags  [ t0 | t1 | t2 | 0 | ...  ] 8 x u16     overflow u32: keys that went past
-             rows  [ r0 | r1 | r2 | 0 | ...  ] 8 x u32     because the bucket was full
+    mix(namespace, hash) --> 64 bits:  | bucket number ... | tag (16) | ... |
+                                               |
+    bucket   tags  [ t0 | t1 | t2 | 0 | ...  ] 16 x u16     overflow u32: keys that went past
+             rows  [ r0 | r1 | r2 | 0 | ...  ] 16 x u32     because the bucket was full
 
 A whole path is probed at once: gather 512 buckets of tags, compare, verify the full 32 bytes and
-the namespace of the few that match, go on to the next bucket only where one overflowed (at most
-5/8 full: some 2 keys in 100).  Deleting counts `overflow` down again: no tombstones.
+the namespace of what matches, go on to the next bucket only where one overflowed (the table is at
+most half full, so some 1 key in 1,000).  Deleting counts `overflow` down again: no tombstones.
 
 A path hash ought to be a SHA-256, but a client may present any 32 bytes, so the mix is keyed with
 a secret of this boot: multilinear hashing over 32-bit words (Lemire and Kaser, "Strongly
@@ -30,8 +30,11 @@ import numpy as np
 from anchorstore.server.core.columns import Table
 from anchorstore.server.core.types import U16, U32, U64, Positions
 
-WAYS = 8
-FIRST_BITS = 7
+count_nonzero = np.count_nonzero  # on bools three times as fast as any() and all()
+
+WAYS = 16
+WAY_BITS = 4
+FIRST_BITS = 6
 SAME_WORDS = np.uint32(0x01010101)  # four bools that are all true, seen as one integer
 
 
@@ -71,7 +74,6 @@ class PageIndex(Table):
     def _allocate_buckets(self, bits: int) -> None:
         self._bits = bits
         self._bucket_shift = np.uint64(64 - bits)
-        self._tag_shift = np.uint64(64 - bits - 16)
         self._mask = (1 << bits) - 1
         self._tags = np.zeros((1 << bits, WAYS), np.uint16)
         self._slots = np.zeros((1 << bits, WAYS), np.uint32)
@@ -85,40 +87,47 @@ class PageIndex(Table):
     # ---- addressing ----
 
     def _place(self, namespaces: int | U64, hashes: U64) -> tuple[Positions, U16]:
-        """Home bucket and tag of each key [n]."""
-        words = hashes.view(np.uint32).astype(np.uint64)
+        """Home bucket and tag of each key [n].  A tag may be 0, like an empty place: what a tag
+        finds is verified anyway."""
+        mixed = hashes.view(np.uint32).astype(np.uint64) @ self._word_keys
         if isinstance(namespaces, int):
             start = (namespaces * self._namespace_key + self._offset_key) & (2**64 - 1)
-            mixed = words @ self._word_keys + np.uint64(start)
+            mixed += np.uint64(start)
         else:
-            start_each = namespaces * np.uint64(self._namespace_key) + np.uint64(self._offset_key)
-            mixed = words @ self._word_keys + start_each
-        bucket = (mixed >> self._bucket_shift).astype(np.intp)
-        tag = (mixed >> self._tag_shift).astype(np.uint16) | np.uint16(1)
-        return bucket, tag
+            mixed += namespaces * np.uint64(self._namespace_key) + np.uint64(self._offset_key)
+        tag = mixed.view(np.uint16)[2::4]  # bits 32 to 47
+        return (mixed >> self._bucket_shift).view(np.intp), tag
 
     def find(self, namespace: int, hashes: U64) -> U32:
         """Row of each path hash [n, 4] in `namespace`; 0 where it is not there."""
-        found = np.zeros(len(hashes), np.uint32)
         bucket, tag = self._place(namespace, hashes)
-        flat = self._slots.ravel()
-        query: Positions | None = None  # None: all, in order
+        matches = np.flatnonzero(self._tags.take(bucket, axis=0) == tag[:, None])
+        if len(matches) == len(hashes):  # likely one match each: try without bookkeeping
+            rows = self._slots.take((bucket << WAY_BITS) + (matches & (WAYS - 1)))
+            same = self.hashes.take(rows, axis=0) == hashes
+            mine = self.namespace.take(rows) == namespace
+            if count_nonzero(same) == same.size and count_nonzero(mine) == len(mine):
+                return rows
+        found = np.zeros(len(hashes), np.uint32)
+        query: Positions | None = None  # the keys still open; None: all, in order
         for _ in range(self._mask + 1):
-            matches = np.flatnonzero(self._tags.take(bucket, axis=0) == tag[:, None])
-            which = matches >> 3
-            rows = flat.take(bucket.take(which) * WAYS + (matches & 7))
+            which = matches >> WAY_BITS
+            rows = self._slots.take((bucket.take(which) << WAY_BITS) + (matches & (WAYS - 1)))
             asked = which if query is None else query.take(which)
-            equal = self.hashes.take(rows, axis=0) == hashes.take(asked, axis=0)
-            same = equal.view(np.uint32).ravel() == SAME_WORDS
-            same &= self.namespace.take(rows) == namespace
-            found[asked[same]] = rows[same]
+            same = self.hashes.take(rows, axis=0) == hashes.take(asked, axis=0)
+            right = same.view(np.uint32).ravel() == SAME_WORDS
+            right &= self.namespace.take(rows) == namespace
+            if count_nonzero(right) < len(right):
+                asked, rows = asked[right], rows[right]
+            found[asked] = rows
             onward = self._overflow.take(bucket) != 0
             onward &= (found if query is None else found.take(query)) == 0
-            rest = np.flatnonzero(onward)
-            if not len(rest):
+            if not count_nonzero(onward):
                 return found
+            rest = np.flatnonzero(onward)
             query = rest if query is None else query.take(rest)
             bucket, tag = (bucket.take(rest) + 1) & self._mask, tag.take(rest)
+            matches = np.flatnonzero(self._tags.take(bucket, axis=0) == tag[:, None])
         raise AssertionError("index: a probe went round all buckets")
 
     def insert(self, namespace: int, hashes: U64, pages: U32, stamp: int) -> U32:
@@ -132,7 +141,7 @@ class PageIndex(Table):
         self.parent[rows] = 0
         self.children[rows] = 0
         self.first_block[rows] = 0
-        if len(self) * 8 > (WAYS << self._bits) * 5:
+        if 2 * len(self) > WAYS << self._bits:
             self._rebuild()
         else:
             self._file(rows)
@@ -141,7 +150,7 @@ class PageIndex(Table):
     def _rebuild(self) -> None:
         """Files every live row again in enough buckets."""
         bits = self._bits
-        while len(self) * 8 > (WAYS << bits) * 5:
+        while 2 * len(self) > WAYS << bits:
             bits += 1
         self._allocate_buckets(bits)
         self._file(self.live_rows())
@@ -192,10 +201,19 @@ class PageIndex(Table):
 
     # ---- links ----
 
-    def keep_in_place(self, path: U32) -> None:
-        """Blanks rows that a path [n] shows at another place than their own: a prefix that names
-        a page twice, or out of order, matches it once, where it belongs."""
+    def settle(self, path: U32) -> None:
+        """Makes a path [n] that a reader named consistent: rows at another place than their own
+        become 0 (a prefix that names a page twice, or out of order, matches it once, where it
+        belongs), then links heal."""
+        there = path[: count_nonzero(path)]
+        if len(there) and not self.page[there[0]]:
+            linked = self.parent.take(there[1:]) == there[:-1]
+            if count_nonzero(linked) == len(
+                linked
+            ):  # a whole chain from page 0: nothing to do, the common case
+                return
         path[self.page.take(path) != self._counting(len(path))] = 0
+        self.heal(path)
 
     def _counting(self, count: int) -> U32:
         """0, 1, 2, ... [count], kept from call to call."""
@@ -206,8 +224,6 @@ class PageIndex(Table):
     def heal(self, path: U32) -> None:
         """Links each page of a path seen in order, [n] distinct rows and 0 for holes, to the one
         before."""
-        if len(path) < 2:
-            return
         child, parent = path[1:], path[:-1]
         loose = (self.parent.take(child) == 0) & (child != 0) & (parent != 0)
         if not loose.any():

@@ -67,11 +67,13 @@ class Deadlines(Generic[Key]):
 class Lease:
     """Blocks that one reader may go on reading.
 
-    `blocks` has one array of block rows a need, `layouts` and `first_pages` one entry a need.
+    `held` has every block row once; `blocks` one array of block rows a need, `layouts` and
+    `first_pages` one entry a need.
     """
 
     lease_id: int
     session_id: bytes
+    held: U32
     blocks: tuple[U32, ...]
     layouts: tuple[int, ...]
     first_pages: tuple[int, ...]
@@ -91,13 +93,14 @@ class Leases:
     def open(
         self,
         session_id: bytes,
+        held: U32,
         blocks: tuple[U32, ...],
         layouts: tuple[int, ...],
         first_pages: tuple[int, ...],
         now: float,
     ) -> Lease:
         """A new lease; ids are never reused in a boot."""
-        lease = Lease(self._next_id, session_id, blocks, layouts, first_pages)
+        lease = Lease(self._next_id, session_id, held, blocks, layouts, first_pages)
         self._next_id += 1
         self.by_id[lease.lease_id] = lease
         self.deadlines.use(lease.lease_id, now)

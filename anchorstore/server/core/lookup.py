@@ -50,8 +50,7 @@ def lookup(
     if not record.enabled:
         return _miss(state, Miss.DISABLED)
     pages = state.index.find(record.namespace_id, keys)
-    state.index.keep_in_place(pages)
-    state.index.heal(pages)
+    state.index.settle(pages)
     blocks = _blocks_of_needs(state, session, pages, needs)
     stored = [rows != 0 for rows in blocks]
     accepted = stored
@@ -122,22 +121,24 @@ def _lease(
     now: float,
 ) -> LookupResult:
     """Leases the blocks read and writes down where they lie."""
-    table = state.blocks
-    columns, deepest, lease_id = [], 0, 0
-    for need, rows, start in zip(needs, read, starts, strict=True):
-        if len(rows):
-            table.leases[rows] += np.uint32(1)
-            deepest = max(deepest, int(table.lineage.take(rows).max()))
-        kind = session.kinds[need.layout]
-        columns.append(BlockColumns(need.layout, start, *state.columns_of(kind, rows)))
+    lease_id = deepest = 0
     if any(len(rows) for rows in read):
+        held = np.concatenate(read)
+        if len({need.layout for need in needs}) < len(needs):
+            held = np.unique(held)
+        state.blocks.leases[held] += np.uint32(1)
+        deepest = int(state.blocks.lineage.take(held).max())
         layouts = tuple(need.layout for need in needs)
-        lease = state.leases.open(session.session_id, read, layouts, tuple(starts), now)
+        lease = state.leases.open(session.session_id, held, read, layouts, tuple(starts), now)
         session.leases.add(lease.lease_id)
         lease_id = lease.lease_id
+    columns = [
+        BlockColumns(need.layout, start, *state.columns_of(session.kinds[need.layout], rows))
+        for need, rows, start in zip(needs, read, starts, strict=True)
+    ]
     state.counters["lookups_hit"] += 1
-    state.counters[f"hits_lineage_{deepest}"] += 1
     state.counters["pages_hit"] += resume
+    state.counters[f"hits_lineage_{deepest}"] += 1
     return LookupResult(boundary, resume, lease_id, deepest, Miss.HIT, columns)
 
 
@@ -176,6 +177,4 @@ def end_lease(state: State, lease_id: int) -> None:
     lease = state.leases.by_id[lease_id]
     state.leases.close(lease)
     state.registry.sessions[lease.session_id].leases.remove(lease_id)
-    for rows in lease.blocks:
-        if len(rows):
-            state.unlease(rows)
+    state.unlease(lease.held)

@@ -151,7 +151,7 @@ def _open_ticket(
         generations,
     )
     state.tickets[ticket.ticket_id] = ticket
-    first = [state.pool.shape(k.slot_bytes).first_slot_offset for k in reservation.kinds]
+    first = [kind.first_slot_offset for kind in reservation.kinds]
     sizes = [kind.block_bytes for kind in reservation.kinds]
     offsets = np.array(first, np.uint64)[kind_here]
     offsets += slots.astype(np.uint64) * reservation.slot_bytes[kind_here]

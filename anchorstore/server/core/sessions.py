@@ -40,6 +40,7 @@ class Kind:
     kind_id: int
     key: tuple[str, Component, bytes, int]
     block_bytes: int
+    first_slot_offset: int
     slot_class: SlotClass
     sessions: int = 0
     blocks: int = 0
@@ -253,7 +254,8 @@ class Registry:
         domain, component, _, _ = key
         slot_class = self.pool.class_of(domain, component, slot_bytes_of(block_bytes))
         slot_class.kinds += 1
-        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, slot_class)
+        first = self.pool.shape(slot_class.slot_bytes).first_slot_offset
+        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class)
         self.kinds[key] = self.by_kind_id[kind.kind_id] = kind
         self.class_of_kind[kind.kind_id] = slot_class.class_id
         self.component_of_kind[kind.kind_id] = int(component)

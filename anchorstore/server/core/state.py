@@ -111,7 +111,7 @@ class State:
         """Ends one lease on each block [n], distinct; detached ones without another lease go."""
         table = self.blocks
         counts = table.leases.take(blocks)
-        self.ensure(bool(counts.all()), "a lease ends on a block that has none")
+        self.ensure(np.count_nonzero(counts) == len(counts), "a lease ends on a block without one")
         table.leases[blocks] = counts - np.uint32(1)
         if self.detached:
             last = blocks[(counts == 1) & (table.page.take(blocks) == 0)]
@@ -232,10 +232,8 @@ class State:
     def columns_of(self, kind: Kind, blocks: U32) -> tuple[U32, U64, U32, U64]:
         """Segments, offsets, generations and checksums of sealed blocks of one kind."""
         table = self.blocks
-        shape = self.pool.shape(kind.slot_bytes)
-        offsets = table.slot.take(blocks).astype(np.uint64)
-        offsets *= np.uint64(kind.slot_bytes)
-        offsets += np.uint64(shape.first_slot_offset)
+        offsets = table.slot.take(blocks) * np.uint64(kind.slot_bytes)
+        offsets += np.uint64(kind.first_slot_offset)
         return (
             table.segment.take(blocks),
             offsets,
