@@ -261,12 +261,13 @@ class Engine:
 
     def _check(self, strategy: Strategy) -> None:
         budget, layout = strategy.budget, self.loaded.anchor_layout
-        if budget.page_tokens != layout.page_tokens:
+        needs = strategy.needs()
+        if needs and budget.page_tokens != layout.page_tokens:
             raise ModelError(
                 f"strategy {strategy.name}: pages of {budget.page_tokens} tokens, "
                 f"the engine's have {layout.page_tokens}"
             )
-        if len(strategy.needs()) > 1 and budget.rows_per_page != layout.rows:
+        if len(needs) > 1 and budget.rows_per_page != layout.rows:
             raise ModelError(
                 f"strategy {strategy.name}: {budget.rows_per_page} rows a page, "
                 f"the engine keeps {layout.rows}"

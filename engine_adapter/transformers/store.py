@@ -156,8 +156,9 @@ class PageStore:
         if not hashes:
             self.counters["put_reason_unreachable"] += 1
             return
-        for first in range(first_page, stop_page, PAGES_PER_PUT):
-            stop = min(first + PAGES_PER_PUT, stop_page)
+        batch = min(PAGES_PER_PUT, self.client.max_pages or PAGES_PER_PUT)
+        for first in range(first_page, stop_page, batch):
+            stop = min(first + batch, stop_page)
             outcome = self.client.put(
                 hashes[(first - 1) * DIGEST_BYTES : first * DIGEST_BYTES] if first else None,
                 first,

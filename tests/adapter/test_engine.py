@@ -200,6 +200,33 @@ def test_engine_whose_daemon_comes_late_attaches_and_stores(
         engine.close()
 
 
+def test_engine_whose_prompt_exceeds_a_call_reuses_what_one_call_names(
+    tmp_path: pathlib.Path, qwen: pathlib.Path
+) -> None:
+    with Daemon(tmp_path, settings={"limits.pages_per_call": "7"}) as daemon:
+        engine = engine_of(qwen, daemon)
+        engine.generate(PROMPT, 1)
+        assert engine.counters["put_sealed"] == 2 * 20  # in three calls
+        result = engine.generate(BRANCH, NEW_TOKENS, store_pages=False)
+        assert result.resume.shared_tokens == 7 * PAGE
+        engine.close()
+
+
+def test_engine_in_bfloat16_keeps_blocks_in_bfloat16(daemon: Daemon, qwen: pathlib.Path) -> None:
+    wide = engine_of(qwen, daemon, salt=b"dtype")
+    wide.generate(PROMPT, 1)
+    narrow = engine_of(qwen, daemon, dtype="bfloat16", salt=b"dtype")
+    assert narrow.loaded.kv_layout.block_bytes() * 2 == wide.loaded.kv_layout.block_bytes()
+    assert narrow.generate(PROMPT, 1).resume.miss == "not_stored"  # other layouts
+    again = engine_of(qwen, daemon, dtype="bfloat16", salt=b"dtype")
+    result = again.generate(BRANCH, NEW_TOKENS, keep_logits=True)
+    assert result.resume.reused_tokens == 19 * PAGE
+    assert result.logits is not None
+    assert torch.isfinite(result.logits).all()
+    for engine in (wide, narrow, again):
+        engine.close()
+
+
 @pytest.mark.parametrize("end", ["kill", "freeze", "restart"])
 def test_engine_whose_daemon_is_lost_gives_the_plain_output(
     end: str, tmp_path: pathlib.Path, qwen: pathlib.Path
