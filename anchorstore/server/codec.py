@@ -88,7 +88,10 @@ def lookup_response(result: LookupResult, lease_ttl_ms: int) -> pb.LookupRespons
             convert.block_columns(
                 part.layout,
                 part.first_page,
-                (part.segments, part.offsets, part.generations, part.checksums),
+                part.segments,
+                part.offsets,
+                part.generations,
+                part.checksums,
             )
             for part in result.columns
         ],

@@ -31,6 +31,7 @@ from anchorstore.wire.status import error_message
 T = TypeVar("T")
 Answer = Message | asyncio.Task[Any]
 Handler = Callable[[Any, Peer], Answer]
+NAMES = {method: method.name.lower() for method in Method}  # in logs and metrics
 
 
 class Observer(Protocol):
@@ -101,17 +102,17 @@ class Dispatcher:
         """The answer of one call, or the task that will give it; raises AnchorStoreError."""
         handler = self._handlers.get(method)
         if handler is None:
-            raise InvalidRequest(f"{method.name.lower()} is not a call of this carrier")
-        return self.guard(method.name, lambda: handler(request, peer))
+            raise InvalidRequest(f"{NAMES[method]} is not a call of this carrier")
+        return self.guard(NAMES[method], handler, request, peer)
 
-    def guard(self, name: str, work: Callable[[], T]) -> T:
-        """`work()`; an error that is not the caller's stops the daemon and looks Unavailable."""
+    def guard(self, name: str, work: Callable[..., T], *arguments: Any) -> T:
+        """`work(*arguments)`; an error that is not the caller's stops the daemon."""
         try:
-            return work()
+            return work(*arguments)
         except AnchorStoreError:
             raise
         except Exception as error:
-            self._supervisor.fail(name.lower(), error)
+            self._supervisor.fail(name, error)
             raise Unavailable("the daemon met an internal error and stops") from error
 
     def answer(
@@ -124,28 +125,31 @@ class Dispatcher:
     ) -> bytes | None:
         """The frame that answers a request; None where `later` will be called with it."""
         started = self.clock.now()
-
-        def reply(result: Message) -> bytes:
-            self.observer.call_ended(method.name.lower(), "ok", self.clock.now() - started)
-            return encode(Kind.REPLY, method, call_id, result.SerializeToString())
-
-        def refuse(error: AnchorStoreError) -> bytes:
-            seconds = self.clock.now() - started
-            self.observer.call_ended(method.name.lower(), code_of(error), seconds)
-            return error_frame(error, method, call_id)
-
-        def done(task: asyncio.Task[Any]) -> None:
-            error = task.exception() if not task.cancelled() else None
-            if task.cancelled() or error is not None:  # the supervisor knows
-                later(refuse(Unavailable("the daemon stops")))
-            else:
-                later(reply(task.result()))
-
         try:
             result = self.call(method, parse_body(MESSAGES[method][0], body), peer)
         except AnchorStoreError as error:
-            return refuse(error)
+            return self._refusal(method, call_id, error, started)
         if isinstance(result, asyncio.Task):
-            result.add_done_callback(done)
+            result.add_done_callback(
+                lambda task: later(self._late_frame(method, call_id, task, started))
+            )
             return None
-        return reply(result)
+        return self._reply(method, call_id, result, started)
+
+    def _reply(self, method: Method, call_id: int, result: Message, started: float) -> bytes:
+        self.observer.call_ended(NAMES[method], "ok", self.clock.now() - started)
+        return encode(Kind.REPLY, method, call_id, result.SerializeToString())
+
+    def _refusal(
+        self, method: Method, call_id: int, error: AnchorStoreError, started: float
+    ) -> bytes:
+        self.observer.call_ended(NAMES[method], code_of(error), self.clock.now() - started)
+        return error_frame(error, method, call_id)
+
+    def _late_frame(
+        self, method: Method, call_id: int, task: asyncio.Task[Any], started: float
+    ) -> bytes:
+        """The answer of a task that has ended; the supervisor knows of one that failed."""
+        if task.cancelled() or task.exception() is not None:
+            return self._refusal(method, call_id, Unavailable("the daemon stops"), started)
+        return self._reply(method, call_id, task.result(), started)

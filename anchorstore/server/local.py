@@ -195,9 +195,8 @@ class LocalConnection(asyncio.Protocol):
         self._listener.budget.give()
         self._dispatcher.observer.connection_closed("unix")
         with contextlib.suppress(AnchorStoreError):  # guard() has told the supervisor
-            self._dispatcher.guard(
-                "disconnect", lambda: self._dispatcher.service.disconnected(self._peer)
-            )
+            service = self._dispatcher.service
+            self._dispatcher.guard("disconnect", service.disconnected, self._peer)
 
     def data_received(self, data: bytes) -> None:
         if not self._is_open:
@@ -269,9 +268,8 @@ class LocalConnection(asyncio.Protocol):
         outcome = "ok"
         try:
             request = parse_body(pb.MapRequest, frame.body)
-            response, descriptors = self._dispatcher.guard(
-                "map", lambda: self._dispatcher.service.map(request, self._peer)
-            )
+            service = self._dispatcher.service
+            response, descriptors = self._dispatcher.guard("map", service.map, request, self._peer)
         except AnchorStoreError as error:
             outcome = type(error).__name__
             self._send(error_frame(error, method, call_id))

@@ -7,7 +7,8 @@ the thing, its value and the limit.  Columns are packed little-endian arrays.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from anchorstore.wire.v1 import store_pb2 as store
 
 LINEAGE_ANY = 255
 SESSION_ID_BYTES = 16
+
+assert sys.byteorder == "little", "columns travel as they lie in memory"
 
 
 def check_version(version: int) -> None:
@@ -131,15 +134,17 @@ def seal_columns(request: store.SealRequest, limit: int) -> SealColumns:
 def block_columns(
     layout: int,
     first_page: int,
-    columns: Iterable[npt.NDArray[Any]],
+    segments: npt.NDArray[np.uint32],
+    offsets: npt.NDArray[np.uint64],
+    generations: npt.NDArray[np.uint32],
+    checksums: npt.NDArray[np.uint64],
 ) -> store.BlockColumns:
-    """Packs segments (u4), offsets (u8), generations (u4) and checksums (u8) of one need."""
-    segments, offsets, generations, checksums = columns
+    """Packs where the blocks of one need lie."""
     return store.BlockColumns(
         layout=layout,
         first_page=first_page,
-        segments=segments.astype("<u4", copy=False).tobytes(),
-        offsets=offsets.astype("<u8", copy=False).tobytes(),
-        generations=generations.astype("<u4", copy=False).tobytes(),
-        checksums=checksums.astype("<u8", copy=False).tobytes(),
+        segments=segments.tobytes(),
+        offsets=offsets.tobytes(),
+        generations=generations.tobytes(),
+        checksums=checksums.tobytes(),
     )
