@@ -22,6 +22,8 @@ from anchorstore.transport.stream import Receiver
 from anchorstore.wire.v1 import store_pb2 as store
 
 CALL_ID_MAX = 2**32 - 1
+_REQUEST, _ERROR = Kind.REQUEST, Kind.ERROR  # looked up once: an enum's attributes are slow
+_pack = frames.HEADER.pack
 
 
 class Exchange:
@@ -39,15 +41,16 @@ class Exchange:
         self._call_id = self._call_id % CALL_ID_MAX + 1
         self._call = call
         self.receiver.expect(self._call_id, call.into)
-        header = frames.HEADER.pack(
+        body_bytes, payload_bytes = sum(map(len, call.body)), sum(map(len, call.payload))
+        header = _pack(
             frames.MAGIC,
             frames.VERSION,
-            Kind.REQUEST,
+            _REQUEST,
             call.method,
             0,
             self._call_id,
-            sum(map(len, call.body)),
-            sum(map(len, call.payload)),
+            body_bytes,
+            payload_bytes,
         )
         return b"".join((header, *call.body))
 
@@ -64,14 +67,14 @@ class Exchange:
             if frame is None:
                 return None
             header, call = frame.header, self._call
-            if header.kind is Kind.REQUEST:
-                raise ConnectFailed("the daemon sent a request")
             if call is not None and header.call_id == self._call_id:
-                if header.method is not call.method:
-                    raise ConnectFailed(f"{header.method.name} answers a {call.method.name}")
+                if header.method is not call.method or header.kind is _REQUEST:
+                    raise ConnectFailed(f"{header.method.name} does not answer {call.method.name}")
                 self._end()
                 return frame
-            if header.call_id == 0 and header.kind is Kind.ERROR:
+            if header.kind is _REQUEST:
+                raise ConnectFailed("the daemon sent a request")
+            if header.call_id == 0 and header.kind is _ERROR:
                 raise _cut_off(frame)
             self._late(frame)
 
@@ -94,7 +97,7 @@ class Exchange:
         call = self._left.pop(frame.header.call_id, None)
         if call is None or call.on_late is None:
             return
-        if frame.header.kind is Kind.ERROR:
+        if frame.header.kind is _ERROR:
             call.on_late(None)
         else:
             call.on_late(decode(call, frame))
@@ -111,7 +114,7 @@ def _cut_off(frame: Frame) -> Exception:
 
 def decode(call: Call, frame: Frame) -> Any:
     """The response message in `frame`; raises the error that the daemon answered with."""
-    if frame.header.kind is Kind.ERROR:
+    if frame.header.kind is _ERROR:
         reply = store.ErrorReply.FromString(frame.body)
         raise from_code(reply.code, reply.message, reply.retry_after_ms)
     return frames.parse_body(MESSAGES[call.method][1], frame.body)

@@ -40,6 +40,7 @@ MISS_OF_REPLY = {
     int(store.MISS_REASON_MARGIN): "margin",
     int(store.MISS_REASON_DISABLED): "disabled",
 }
+_LOOKUP = Method.LOOKUP  # looked up once: an enum's attributes are slow
 _HASHES_FIELD = b"\x12"  # LookupRequest.path_hashes: field 2, length-delimited
 _SESSION_FIELD = struct.Struct("<BB16s")  # LookupRequest.session_id: field 1, 16 bytes
 
@@ -91,7 +92,7 @@ def lookup(
                 yield from session.rebind(until)
                 session.gate.open()
             return _missed(session, "not_stored")
-        reply = yield from session.call(Method.LOOKUP, build, until, on_late=late)
+        reply = yield from session.call(_LOOKUP, build, until, on_late=late)
     except (Unavailable, Refused) as error:
         if taken is not None:
             session.pending.extend((taken[0], lease_id) for lease_id in taken[1])

@@ -15,9 +15,9 @@ on TCP.  Whatever breaks these rules ends the connection: there is no way to fin
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import struct
+from typing import NamedTuple
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -96,9 +96,8 @@ _KINDS = {int(kind): kind for kind in Kind}
 _METHODS = {int(method): method for method in Method}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Header:
-    """A checked frame header."""
+class Header(NamedTuple):
+    """A checked frame header.  A tuple, because one is made for every frame."""
 
     kind: Kind
     method: Method
@@ -107,8 +106,7 @@ class Header:
     payload_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A whole frame without payload."""
 
     header: Header
@@ -139,9 +137,10 @@ def parse_header(data: bytes | memoryview, *, payload_bytes_max: int = 0) -> Hea
         raise InvalidRequest(f"frame: reserved field is {zero}, must be 0")
     if body > BODY_BYTES_MAX:
         raise InvalidRequest(f"frame body of {body} bytes, limit {BODY_BYTES_MAX}")
-    limit = payload_bytes_max if (kind, method) in _WITH_PAYLOAD else 0
-    if payload > limit:
-        raise InvalidRequest(f"frame payload of {payload} bytes, limit {limit} here")
+    if payload:
+        limit = payload_bytes_max if (kind, method) in _WITH_PAYLOAD else 0
+        if payload > limit:
+            raise InvalidRequest(f"frame payload of {payload} bytes, limit {limit} here")
     return Header(_KINDS[kind], _METHODS[method], call_id, body, payload)
 
 
