@@ -56,6 +56,7 @@ class Resume:
         rows_replayed: anchors replayed for the linear states.
         lineage: replays behind what the session computes.
         miss: why nothing was reused; "" where something was.
+        strategy: name of the one that was used; "" where none was.
     """
 
     shared_tokens: int = 0
@@ -63,6 +64,7 @@ class Resume:
     rows_replayed: int = 0
     lineage: int = 0
     miss: str = ""
+    strategy: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,14 +95,24 @@ class Engine:
         loaded: the model and its layouts.
         strategy: how a request reuses, unless it says otherwise.
         store: the connection to the daemon; None where there is none.
+        fallback: what is tried where kv is stored and the window is not; None: a full prefill.
     """
 
-    def __init__(self, loaded: LoadedModel, store: PageStore | None, strategy: Strategy) -> None:
-        """ModelError where `strategy` does not fit the model's layouts."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        store: PageStore | None,
+        strategy: Strategy,
+        fallback: Strategy | None = None,
+    ) -> None:
+        """ModelError where a strategy does not fit the model's layouts."""
         self.loaded = loaded
         self.strategy = strategy
         self.store = store
-        self._check(strategy)
+        self.fallback = fallback
+        for each in (strategy, fallback):
+            if each is not None:
+                self._check(each)
 
     @classmethod
     def load(
@@ -119,6 +131,7 @@ class Engine:
         max_lineage: int | None = None,
         adapter: str = "",
         salt: bytes = b"",
+        fallback: Strategy | None = None,
     ) -> Engine:
         """Load a model directory and attach to the daemon at `client_address`, if any.
 
@@ -128,6 +141,7 @@ class Engine:
             options: the client's own; by default its defaults.
             model_name: the namespace's model; the directory's name by default.
             max_lineage: deepest lineage a lookup accepts; None for any that is stored.
+            fallback: a cheaper strategy (KvOnly) for prefixes whose anchors are missing.
 
         Raises:
             ModelError: a directory or model family that cannot be handled, with the reason.
@@ -151,7 +165,7 @@ class Engine:
                 options=options or ClientOptions(),
             )
             store = PageStore(client, loaded.kv_layout, loaded.anchor_layout, max_lineage)
-        return cls(loaded, store, SuffixReplay(budget))
+        return cls(loaded, store, SuffixReplay(budget), fallback)
 
     @property
     def counters(self) -> collections.Counter[str]:
@@ -234,12 +248,19 @@ class Engine:
         if not tokens:
             raise ModelError("the prompt is empty: there is nothing to continue")
         self._check(strategy)
-        found = Miss("no_store") if self.store is None else self.store.find(tokens, strategy)
+        found = self._find(tokens, strategy)
+        if found == Miss("incomplete") and self.fallback is not None:
+            strategy = self.fallback
+            found = self._find(tokens, strategy)
         target = self.store if store_pages else None
         if isinstance(found, Miss):
             empty = Session(self.loaded, target, self.loaded.new_cache(), [], 0)
             return empty, Resume(miss=found.reason)
-        return self._resume(tokens, found, target)
+        session, resume = self._resume(tokens, found, target)
+        return session, dataclasses.replace(resume, strategy=strategy.name)
+
+    def _find(self, tokens: list[int], strategy: Strategy) -> Prefix | Miss:
+        return Miss("no_store") if self.store is None else self.store.find(tokens, strategy)
 
     def _resume(
         self, tokens: list[int], prefix: Prefix, target: PageStore | None

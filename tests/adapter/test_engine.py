@@ -20,7 +20,7 @@ from engine_adapter.budget import Budget
 from engine_adapter.strategy import KvOnly, NoReuse, dense_tail, zero_state
 from engine_adapter.transformers.engine import Engine
 from engine_adapter.transformers.store import Miss, PageStore, Prefix
-from tests.adapter.engines import EVERY_ROW, IMPATIENT, PAGE, engine_of, save_model
+from tests.adapter.engines import DEFAULTS, EVERY_ROW, IMPATIENT, PAGE, engine_of, save_model
 from tests.adapter.zoo import FAMILY_NAMES, random_tokens
 
 SHARED = 20 * PAGE + 5
@@ -172,6 +172,24 @@ def test_engine_with_other_weights_salt_or_rows_never_hits_wrongly(
     assert kv_only.resume.reused_tokens == 20 * PAGE
     rows.close()
     engine.close()
+
+
+def test_engine_with_a_fallback_uses_it_only_where_the_window_is_missing(
+    daemon: Daemon, qwen: pathlib.Path
+) -> None:
+    engine = engine_of(qwen, daemon, salt=b"fallback")
+    engine.generate(PROMPT, 1)
+    other = engine_of(qwen, daemon, EVERY_ROW, salt=b"fallback", fallback=KvOnly(DEFAULTS))
+    result = other.generate(BRANCH, 1)
+    assert (result.resume.strategy, result.resume.reused_tokens) == ("kv_only", 19 * PAGE)
+    assert (result.resume.lineage, result.resume.miss) == (1, "")
+    assert (other.counters["miss_incomplete"], other.counters["hit"]) == (1, 1)
+    unknown = other.generate(random_tokens(200, seed=9), 1, store_pages=False)
+    assert (unknown.resume.strategy, unknown.resume.miss) == ("", "not_stored")
+    same = engine.generate(BRANCH, 1)
+    assert (same.resume.strategy, same.resume.rows_replayed) == ("suffix_replay", 16)
+    for each in (engine, other):
+        each.close()
 
 
 def test_engine_without_a_daemon_gives_the_plain_output(

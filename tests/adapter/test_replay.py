@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from engine_adapter.capture import AnchorRecorder
 from engine_adapter.packing import kept_positions
 from engine_adapter.replay import LinearState, ReplayHit, Tail, replay
 from engine_adapter.transformers.model import LoadedModel
+from engine_adapter.transformers.states import linear_states
 from tests.adapter.prefill import PAGE, largest_error, load, prefill, relative_error
-from tests.adapter.zoo import FAMILY_NAMES
+from tests.adapter.zoo import FAMILY_NAMES, random_tokens, tiny_model
 
 RESET_FAMILIES = ["kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"]
 SERIAL_FAMILIES = sorted(set(FAMILY_NAMES) - {"falcon_h1"})
@@ -36,6 +38,20 @@ def test_replay_of_all_rows_equals_the_prefill_states(loaded: LoadedModel, count
     truth = prefill(loaded, count)
     (states,) = replay(loaded.stack, [truth.hit()])
     assert largest_error(states, truth.states) == 0.0
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_replay_of_pages_of_64_rows_equals_the_prefill_states(name: str) -> None:
+    """The same through anchor blocks, as an engine stores them: 64 rows of each 64-token page."""
+    loaded = LoadedModel.wrap(tiny_model(name), 64, 64)
+    tokens, cache = random_tokens(192), loaded.new_cache()
+    recorder = AnchorRecorder(loaded.anchor_layout)
+    loaded.forward(tokens, cache, recorder, 1)
+    blocks = recorder.pages(0, 3)
+    anchors = blocks.transpose(0, 1).reshape(loaded.spec.stored_groups, 192, -1)
+    hit = ReplayHit(kept_positions(0, 3, 64, 64), torch.tensor(tokens), anchors)
+    (states,) = replay(loaded.stack, [hit])
+    assert largest_error(states, linear_states(cache, loaded.spec)) == 0.0
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "granitemoehybrid", "falcon_h1"])
