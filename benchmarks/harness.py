@@ -27,6 +27,14 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(frozen=True)
+class Effort:
+    """How often each operation is repeated."""
+
+    rounds: int
+    per_round: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
     """One line of the report.  Ratios are speeds relative to the yardstick of the same run."""
 

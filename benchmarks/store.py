@@ -41,7 +41,7 @@ from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.testing.daemon import Daemon
 from benchmarks import footprint, harness
 from benchmarks.floor import Floor, floor
-from benchmarks.harness import MIB, Bytes, Result
+from benchmarks.harness import MIB, Bytes, Effort, Result
 
 SIZES = (64 * 1024, MIB, 4 * MIB)
 WORKING_SET_BYTES = 512 * MIB
@@ -54,14 +54,6 @@ SMALL: tuple[Layout, ...] = (
     KvLayout(1, 1, 16, "bfloat16", 0, 1),
     AnchorLayout(1, 4, 64, "bfloat16"),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Effort:
-    """How often each operation is repeated."""
-
-    rounds: int
-    per_round: int
 
 
 def connect(address: str, layouts: Sequence[Layout], name: str = "bench") -> Client:

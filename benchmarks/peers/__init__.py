@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.harness import Result
-
-if TYPE_CHECKING:
-    from benchmarks.store import Effort
+from benchmarks.harness import Effort, Result
 
 
 def run(effort: Effort, document: dict[str, Any]) -> list[Result]:

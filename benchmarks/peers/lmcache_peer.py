@@ -10,14 +10,11 @@ import os
 import pathlib
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks import harness
-from benchmarks.harness import Result
+from benchmarks.harness import Effort, Result
 from benchmarks.peers.process import free_port, server
-
-if TYPE_CHECKING:
-    from benchmarks.store import Effort
 
 CHUNK_TOKENS = 256
 PATH_CHUNKS = 512

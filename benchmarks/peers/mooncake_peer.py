@@ -13,16 +13,13 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import MIB, Result
+from benchmarks.harness import MIB, Effort, Result
 from benchmarks.peers.process import free_port, server
-
-if TYPE_CHECKING:
-    from benchmarks.store import Effort
 
 SIZES = (64 * 1024, MIB, 4 * MIB)
 PATH_PAGES = 512

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
-from typing import TYPE_CHECKING
 
 import numpy as np
 import redis
 
 from benchmarks import harness
-from benchmarks.harness import MIB, Result
+from benchmarks.harness import MIB, Effort, Result
 from benchmarks.peers.process import free_port, server
-
-if TYPE_CHECKING:
-    from benchmarks.store import Effort
 
 SIZES = (64 * 1024, MIB, 4 * MIB)
 PATH_PAGES = 512
