@@ -18,6 +18,7 @@ from anchorstore.server.core.types import (
     NeedWindow,
 )
 from anchorstore.server.mover import CopyPlan
+from anchorstore.tiers.dram import Staging
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
 
@@ -97,3 +98,20 @@ def lookup_response(result: LookupResult, lease_ttl_ms: int) -> pb.LookupRespons
         ],
         miss=int(result.miss),  # type: ignore[arg-type]
     )
+
+
+def check_staged(
+    offsets: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], staging: Staging | None
+) -> None:
+    """InvalidRequest unless every block lies within the staging memory."""
+    if not len(offsets):
+        return
+    total = 0 if staging is None else staging.size_bytes
+    sizes = sizes.astype(np.uint64)
+    outside = (sizes > total) | (offsets > np.uint64(total) - np.minimum(sizes, np.uint64(total)))
+    if outside.any():
+        worst = int(np.argmax(outside))
+        raise InvalidRequest(
+            f"seal: block at staging offset {int(offsets[worst])} of {int(sizes[worst])} bytes "
+            f"lies outside the {total} bytes of staging memory"
+        )

@@ -87,6 +87,7 @@ class Daemon:
             limits=service_limits(config),
             boot_id=self.boot_id,
             supervisor=self.supervisor,
+            log=log,
         )
         self.admin = Admin(
             self.service,
@@ -96,7 +97,7 @@ class Daemon:
         )
         self.metrics.add_store(lambda: self.admin.status_for(None), config)
         self.metrics.add_mover(self.mover)
-        dispatcher = Dispatcher(self.service, self.admin, self.supervisor, clock, self.metrics)
+        dispatcher = Dispatcher(self.service, self.admin, self.supervisor, clock, self.metrics, log)
         self.carriers = Carriers(config, dispatcher)
         self.http: HttpServer | None = None
         self._prefault_stopped = threading.Event()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
+from structlog.typing import FilteringBoundLogger
 
 from anchorstore.clock import Clock
 from anchorstore.errors import AnchorStoreError, InvalidRequest, Unavailable, code_of
@@ -77,8 +78,9 @@ class Dispatcher:
         supervisor: Supervisor,
         clock: Clock,
         observer: Observer,
+        log: FilteringBoundLogger,
     ) -> None:
-        self.service, self.clock, self.observer = service, clock, observer
+        self.service, self.clock, self.observer, self.log = service, clock, observer, log
         self._supervisor = supervisor
         self._handlers: dict[Method, Handler] = {
             Method.ATTACH: service.attach,
@@ -128,6 +130,7 @@ class Dispatcher:
         try:
             result = self.call(method, parse_body(MESSAGES[method][0], body), peer)
         except AnchorStoreError as error:
+            self.log.debug("call refused", method=NAMES[method], peer=peer.name, error=str(error))
             return self._refusal(method, call_id, error, started)
         if isinstance(result, asyncio.Task):
             result.add_done_callback(

@@ -25,7 +25,7 @@ import stat
 import struct
 from typing import Any
 
-from anchorstore.errors import AnchorStoreError, ConfigError, InvalidRequest
+from anchorstore.errors import AnchorStoreError, CapacityFull, ConfigError, InvalidRequest
 from anchorstore.server.dispatch import Dispatcher, error_frame
 from anchorstore.server.limits import ConnectionBudget
 from anchorstore.server.peer import Carrier, Peer
@@ -269,14 +269,14 @@ class LocalConnection(asyncio.Protocol):
         try:
             request = parse_body(pb.MapRequest, frame.body)
             service = self._dispatcher.service
-            response, descriptors = self._dispatcher.guard("map", service.map, request, self._peer)
+            response, lent = self._dispatcher.guard("map", service.map, request, self._peer)
+            descriptors = _duplicates(lent)
         except AnchorStoreError as error:
             outcome = type(error).__name__
             self._send(error_frame(error, method, call_id))
         else:
             answer = encode(Kind.REPLY, method, call_id, response.SerializeToString())
-            # Duplicates: a segment may get new memory while the answer waits to be sent.
-            self._send(answer, [os.dup(descriptor) for descriptor in descriptors])
+            self._send(answer, descriptors)
         seconds = self._dispatcher.clock.now() - started
         self._dispatcher.observer.call_ended("map", outcome, seconds)
 
@@ -336,6 +336,7 @@ class LocalConnection(asyncio.Protocol):
     def _cut_off(self, error: AnchorStoreError) -> None:
         """One refusal, then the end: there is no way to find the next frame."""
         self._dispatcher.observer.connection_refused("unix", "protocol")
+        self._dispatcher.log.warning("cut off", peer=self._peer.name, error=str(error))
         self._waiting.clear()
         self._send(error_frame(error, Method.ATTACH, 0))
         self._transport.close()
@@ -357,6 +358,18 @@ class LocalConnection(asyncio.Protocol):
     def close(self) -> None:
         """Ends the connection now."""
         self._transport.abort()
+
+
+def _duplicates(descriptors: list[int]) -> list[int]:
+    """Our own, because a segment may get new memory while the answer waits to be sent."""
+    made: list[int] = []
+    try:
+        for descriptor in descriptors:
+            made.append(os.dup(descriptor))
+    except OSError as error:
+        _close_all(made)
+        raise CapacityFull(f"map: no descriptor is left: {error.strerror}") from error
+    return made
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -200,8 +200,9 @@ class RemoteConnection:
                 pass
         except TimeoutError:
             observer.connection_refused("tcp", "slow")
-        except (InvalidRequest, AnchorStoreError) as error:
+        except AnchorStoreError as error:
             observer.connection_refused("tcp", "protocol")
+            self._dispatcher.log.warning("cut off", peer=self._peer.name, error=str(error))
             with contextlib.suppress(OSError):
                 self._send(error_frame(error, Method.ATTACH, 0))
         except (OSError, EOFError):

@@ -16,13 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 
 import numpy as np
 import numpy.typing as npt
+from structlog.typing import FilteringBoundLogger
 
 from anchorstore.clock import Clock
-from anchorstore.errors import Draining, Forbidden, InvalidRequest, LeaseExpired, UnknownSession
+from anchorstore.errors import (
+    AnchorStoreError,
+    Draining,
+    Forbidden,
+    InvalidRequest,
+    LeaseExpired,
+    UnknownSession,
+)
 from anchorstore.keys import Namespace
 from anchorstore.server import codec
 from anchorstore.server.auth import Authenticator
@@ -38,6 +47,7 @@ from anchorstore.wire.v1 import store_pb2 as pb
 
 DESCRIPTORS_MAX = 250  # the kernel passes at most 253 at a time (SCM_MAX_FD)
 DECLINED = 3
+CLIENT_NAME_CHARACTERS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class ServiceLimits:
 class _Session:
     """What the shell knows of a session."""
 
+    number: int  # for logs: the id is a secret
     domain: str
     block_bytes: tuple[int, ...]
 
@@ -79,10 +90,12 @@ class Service:
         limits: ServiceLimits,
         boot_id: bytes,
         supervisor: Supervisor,
+        log: FilteringBoundLogger,
     ) -> None:
         self.core, self.tier, self.mover, self.stagings = core, tier, mover, stagings
         self.auth, self.clock, self.limits, self.boot_id = auth, clock, limits, boot_id
-        self._supervisor = supervisor
+        self._supervisor, self._log = supervisor, log
+        self._session_numbers = itertools.count(1)
         self._sessions: dict[bytes, _Session] = {}
         self.is_draining = False
         self.seals_in_flight = 0
@@ -99,19 +112,24 @@ class Service:
             raise Draining("attach: the daemon is going down")
         namespace = convert.namespace_of(request.namespace, identity.domain)
         layouts = convert.layouts_of(request.layouts, self.limits.layouts_per_session)
-        self.stagings.granted_bytes(request.staging_bytes)
-        now, session_id = self.clock.now(), os.urandom(convert.SESSION_ID_BYTES)
-        grant = self.core.open_session(
-            session_id,
-            namespace,
-            layouts,
-            max_lineage=self._max_lineage(request, namespace),
-            name=request.client_name[:128],
-            now=now,
-        )
+        session_id, now = os.urandom(convert.SESSION_ID_BYTES), self.clock.now()
         staging_bytes = self.stagings.open(session_id, request.staging_bytes)
+        try:
+            grant = self.core.open_session(
+                session_id,
+                namespace,
+                layouts,
+                max_lineage=self._max_lineage(request, namespace),
+                name=request.client_name[:CLIENT_NAME_CHARACTERS],
+                now=now,
+            )
+        except AnchorStoreError:
+            self.stagings.drop(session_id)
+            raise
         sizes = tuple(layout.block_bytes() for layout in layouts)
-        self._sessions[session_id] = _Session(identity.domain, sizes)
+        session = _Session(next(self._session_numbers), identity.domain, sizes)
+        self._sessions[session_id] = session
+        self._note_opened(session, request, peer, staging_bytes)
         self._bind(session_id, identity.domain, peer)
         return pb.AttachResponse(
             session_id=session_id,
@@ -128,6 +146,20 @@ class Service:
             read_ttl_ms=_milliseconds(self.limits.read_ttl_seconds),
             write_ttl_ms=_milliseconds(self.limits.write_ttl_seconds),
             session_ttl_ms=_milliseconds(self.limits.session_ttl_seconds),
+        )
+
+    def _note_opened(
+        self, session: _Session, request: pb.AttachRequest, peer: Peer, staging_bytes: int
+    ) -> None:
+        self._log.info(
+            "session opened",
+            session=session.number,
+            domain=session.domain,
+            model=request.namespace.model,
+            client=request.client_name[:CLIENT_NAME_CHARACTERS],
+            peer=peer.name,
+            layouts=len(session.block_bytes),
+            staging_bytes=staging_bytes,
         )
 
     def _max_lineage(self, request: pb.AttachRequest, namespace: Namespace) -> int | None:
@@ -176,7 +208,7 @@ class Service:
         """Takes back the staging memory of sessions that the core has ended."""
         ended = [known for known in self._sessions if not self.core.is_open(known)]
         for session_id in ended:
-            del self._sessions[session_id]
+            self._log.info("session ended", session=self._sessions.pop(session_id).number)
             self.stagings.drop(session_id)
 
     def session_of(self, request: codec.WithSession, peer: Peer) -> bytes:
@@ -241,7 +273,7 @@ class Service:
         rows = work.copies.request_index
         offsets = columns.staging_offsets[rows]
         try:
-            _check_staged(offsets, work.copies.block_bytes, staging)
+            codec.check_staged(offsets, work.copies.block_bytes, staging)
         except InvalidRequest:
             failed = CopyResult(np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.uint64))
             self._finish_seal(work.ticket, failed)
@@ -366,20 +398,3 @@ class Service:
 def _unknown(session_id: bytes) -> UnknownSession:
     """The same words for a foreign session and for none: which of the two is nobody's business."""
     return UnknownSession(f"session {session_id.hex() or '(empty)':.32} is not open here")
-
-
-def _check_staged(
-    offsets: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], staging: Staging | None
-) -> None:
-    """InvalidRequest unless every block lies within the staging memory."""
-    if not len(offsets):
-        return
-    total = 0 if staging is None else staging.size_bytes
-    sizes = sizes.astype(np.uint64)
-    outside = (sizes > total) | (offsets > np.uint64(total) - np.minimum(sizes, np.uint64(total)))
-    if outside.any():
-        worst = int(np.argmax(outside))
-        raise InvalidRequest(
-            f"seal: block at staging offset {int(offsets[worst])} of {int(sizes[worst])} bytes "
-            f"lies outside the {total} bytes of staging memory"
-        )

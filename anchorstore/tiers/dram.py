@@ -114,9 +114,11 @@ class DramTier:
         try:
             for _ in range(segments):
                 self._regions.append(self._new_region(huge_pages))
-        except BaseException:
+        except OSError as error:
             self.close()
-            raise
+            raise ConfigError(
+                f"tiers.dram: cannot create {segments} segments of {segment_bytes} bytes: {error}"
+            ) from error
         self._index: dict[int, int] = {}
 
     def _wants_huge_pages(self, mode: str) -> bool:
@@ -134,20 +136,16 @@ class DramTier:
         return fits
 
     def _new_region(self, mode: str = "auto") -> _Region:
+        """OSError without the memory or a descriptor; small pages where huge ones have run out."""
         if self.huge_pages:
             try:
                 return _Region(self.segment_bytes, _MFD_HUGETLB_2MB)
             except OSError as error:
                 if mode == "require":
-                    raise ConfigError(f"tiers.dram.huge_pages: {error}") from error
+                    raise
                 self._warn(f"no huge page for a segment, small pages instead: {error}")
                 self.huge_pages = False
-        try:
-            return _Region(self.segment_bytes, 0)
-        except OSError as error:
-            raise ConfigError(
-                f"tiers.dram: cannot create a segment of {self.segment_bytes} bytes: {error}"
-            ) from error
+        return _Region(self.segment_bytes, 0)
 
     def prefault(self, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> None:
         """Backs the whole pool with memory; runs in a thread, before the first format.
@@ -165,7 +163,10 @@ class DramTier:
                 progress(done, total)
 
     def format(self, action: FormatAction) -> None:
-        """See Tier.  New memory is backed as it is written, not here: this runs on the loop."""
+        """See Tier.  New memory is backed as it is written, not here: this runs on the loop.
+
+        OSError where there is none to be had: the core believes it is done, so the daemon stops.
+        """
         region = self._regions[action.index]
         if region.segment_id is not None:
             del self._index[region.segment_id]
@@ -255,7 +256,10 @@ class StagingPool:
         assert session_id not in self._of_session, "a session has one staging memory"
         size = self.granted_bytes(wanted)
         if size:
-            self._of_session[session_id] = Staging(size)
+            try:
+                self._of_session[session_id] = Staging(size)
+            except OSError as error:
+                raise CapacityFull(f"staging: no memory of {size} bytes: {error}") from error
             self.used_bytes += size
         return size
 
