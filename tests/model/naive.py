@@ -93,6 +93,7 @@ class NaivePool:
         self.unused = list(range(config.segments))
         self.segments: dict[int, Segment] = {}
         self.next_id = 1
+        self.pressed: dict[SlotClass, int] = {}
 
     def allowed(self, component: Component) -> int:
         share = self.config.component_share.get(component, 0)
@@ -137,6 +138,8 @@ class NaivePool:
 
     def pass_on(self, segment_id: int, slot_class: SlotClass) -> None:
         old = self.segments.pop(segment_id)
+        if not self.of_class(old.slot_class):
+            self.pressed.pop(old.slot_class, None)
         self.format(old.index, slot_class, old.holders)
 
     def extend(self, slot_class: SlotClass) -> bool:
@@ -257,7 +260,8 @@ class NaiveStore:
         while len(taken) < count:
             want = (count - len(taken)) * kind.slot_bytes
             if not self.pool.extend(slot_class):
-                gone = self.evict(inside, want, before)
+                gone = self.take_colder(slot_class, count - len(taken), inside, before)
+                gone = gone or self.evict(inside, want, before)
                 if not gone and kind.component in THINNED:
                     gone = self.thin(inside, want, before)
                 own = self.pool.of_class(slot_class)
@@ -266,26 +270,64 @@ class NaiveStore:
             taken += self.pool.take(slot_class, count - len(taken))
         return taken
 
+    def take_colder(
+        self, slot_class: SlotClass, missing: int, inside: Callable[[Block], bool], before: int
+    ) -> int:
+        """1 where a segment of another class, colder than the next victim, changed hands."""
+        if not self.pool.of_class(slot_class):
+            return 0
+        pressed = self.pool.pressed.get(slot_class, 0) + missing
+        self.pool.pressed[slot_class] = pressed
+        if pressed < self.pool.slots(slot_class[2]):
+            return 0
+        self.pool.pressed[slot_class] = 0
+        leaves = [
+            page.stamp
+            for page in self.pages.values()
+            if not self.children(page.key) and any(inside(b) for b in page.blocks.values())
+        ]
+        last_used = {
+            segment_id: max((page.stamp for page in self.pages_in(segment_id)), default=0)
+            for segment_id, segment in self.pool.segments.items()
+            if segment.slot_class[1] == slot_class[1] and segment.slot_class != slot_class
+        }
+        for segment_id in sorted(last_used, key=lambda i: last_used[i]):
+            if not leaves or last_used[segment_id] >= min([*leaves, before]):
+                return 0
+            if self.pass_emptied(segment_id, slot_class, before):
+                return 1
+        return 0
+
     def empty_oldest(self, slot_class: SlotClass, before: int) -> bool:
         component = slot_class[1]
         if not self.pool.allowed(component):
             return False
         if not self.pool.held(component):
             component = max(Component, key=lambda c: len(self.pool.held(c)))
-        for segment_id, segment in list(self.pool.segments.items()):
-            if segment.slot_class[1] != component or not self.pool.can_pass(segment, slot_class):
-                continue
-            blocks = [b for p in self.pages.values() for b in p.blocks.values()]
-            keys = {b.page for b in blocks if b.segment == segment_id and b.page is not None}
-            pages = [self.pages[key] for key in keys]
-            busy = any(b.leases for p in pages for b in p.blocks.values())
-            busy |= any(block.segment == segment_id for block in self.detached)
-            if busy or any(page.stamp >= before for page in pages):
-                continue
-            self.drop_pages([page.key for page in pages])
-            self.pool.pass_on(segment_id, slot_class)
-            return True
-        return False
+        return any(
+            segment.slot_class[1] == component and self.pass_emptied(segment_id, slot_class, before)
+            for segment_id, segment in list(self.pool.segments.items())
+        )
+
+    def pages_in(self, segment_id: int) -> list[Page]:
+        return [
+            page
+            for page in self.pages.values()
+            if any(block.segment == segment_id for block in page.blocks.values())
+        ]
+
+    def pass_emptied(self, segment_id: int, slot_class: SlotClass, before: int) -> bool:
+        """Empties the segment and gives it to the class, unless something in it is used."""
+        if not self.pool.can_pass(self.pool.segments[segment_id], slot_class):
+            return False
+        pages = self.pages_in(segment_id)
+        busy = any(block.leases for page in pages for block in page.blocks.values())
+        busy |= any(block.segment == segment_id for block in self.detached)
+        if busy or any(page.stamp >= before for page in pages):
+            return False
+        self.drop_pages([page.key for page in pages])
+        self.pool.pass_on(segment_id, slot_class)
+        return True
 
     def evict_step(self, limit: int, smallest: dict[Component, int]) -> int:
         gone = 0

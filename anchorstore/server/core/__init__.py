@@ -13,6 +13,8 @@ Reading order::
     policy.py         which page goes next
     boundary.py       the largest boundary that satisfies all needs
     state.py          all of the above in one place, and how pages come and go
+    evicting.py balancing.py              making room
+    requests.py                           checks of what comes in
     lookup.py reserving.py sealing.py     the three verbs
     reports.py check.py                   what operators see, what must always hold
     store.py          the API

@@ -101,6 +101,11 @@ class Table:
                 setattr(self, name, grown(getattr(self, name), self.rows.top))
         return taken
 
+    def expect(self, rows: int) -> None:
+        """Makes room for `rows` in all, so that the table need not grow while it is busy."""
+        for name, _, _ in self.COLUMNS:
+            setattr(self, name, grown(getattr(self, name), rows + 1))
+
     @classmethod
     def row_bytes(cls) -> int:
         """Bytes of one row."""

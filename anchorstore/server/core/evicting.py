@@ -1,4 +1,4 @@
-"""Making room: evict pages, drop single blocks where that harms little, empty a segment.
+"""Making room: evict pages, or drop single blocks where that harms little.
 
 ::
 
@@ -12,11 +12,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from anchorstore.layout import Component
+from anchorstore.server.core.balancing import take_colder, take_oldest
 from anchorstore.server.core.policy import Field, Scope, oldest_inner_blocks, take_leaves
-from anchorstore.server.core.pool import Grant, Segment, SlotClass
+from anchorstore.server.core.pool import Grant, SlotClass
 from anchorstore.server.core.state import State
 
 THINNED = frozenset({Component.ANCHOR, Component.STATE})
@@ -55,50 +54,16 @@ def take_slots(state: State, slot_class: SlotClass, count: int, before: int) -> 
     grants = pool.take(slot_class, count)
     while missing := count - sum(len(grant.slots) for grant in grants):
         if not pool.extend(slot_class):
-            want_bytes = missing * slot_class.slot_bytes
-            gone = evict(state, scope, want_bytes, before)
-            if not gone and slot_class.component in THINNED:
-                gone = thin(state, scope, want_bytes, before)
-            if not gone and (slot_class.segments or not _empty_oldest(state, slot_class, before)):
+            made = take_colder(state, slot_class, missing, before)
+            made = made or evict(state, scope, missing * slot_class.slot_bytes, before) > 0
+            if not made and slot_class.component in THINNED:
+                made = thin(state, scope, missing * slot_class.slot_bytes, before) > 0
+            if not made and not slot_class.segments:
+                made = take_oldest(state, slot_class, before)
+            if not made:
                 break
         grants += pool.take(slot_class, missing)
     return grants
-
-
-def _empty_oldest(state: State, slot_class: SlotClass, before: int) -> bool:
-    """Rule 4: re-formats the component's oldest segment for a class that has none.  A component
-    that holds nothing at all takes from the one that holds most."""
-    pool = state.pool
-    if not pool.allowed_segments(slot_class.component):
-        return False
-    donor = slot_class.component
-    if not pool.held_segments(donor):
-        donor = max(Component, key=pool.held_segments)
-    for segment in sorted(pool.segments_of(donor), key=lambda segment: segment.segment_id):
-        if pool.can_pass(segment, slot_class) and _empty(state, segment, before):
-            pool.pass_on(segment, slot_class)
-            state.note("segment", segment.index, "re-formatted for class", slot_class.class_id)
-            state.counters["segments_reformatted"] += 1
-            return True
-    return False
-
-
-def _empty(state: State, segment: Segment, before: int) -> bool:
-    """Evicts every page with a block in the segment, or nothing where one is in use."""
-    table = state.blocks
-    top = table.rows.top
-    inside = (table.segment[:top] == segment.segment_id) & (table.kind[:top] != 0)
-    pages = np.unique(table.page[: table.rows.top][inside])
-    if not len(pages):
-        return segment.slab.used == 0
-    newest = int(state.index.stamp.take(pages).max())
-    if pages[0] == 0 or newest >= before:  # detached blocks, or the writer's own path
-        return False
-    if table.leases.take(table.of_pages(state.index, pages)).any():
-        return False
-    gone, _ = state.forget_pages(pages)
-    state.counters["blocks_evicted"] += gone
-    return True
 
 
 def evict_step(state: State, draining: set[Component], limit_blocks: int) -> int:

@@ -142,15 +142,21 @@ class PageIndex(Table):
         self.children[rows] = 0
         self.first_block[rows] = 0
         if 2 * len(self) > WAYS << self._bits:
-            self._rebuild()
+            self._rebuild(len(self))
         else:
             self._file(rows)
         return rows
 
-    def _rebuild(self) -> None:
-        """Files every live row again in enough buckets."""
+    def expect(self, rows: int) -> None:
+        """Room for `rows` pages in all, buckets included."""
+        super().expect(rows)
+        if 2 * rows > WAYS << self._bits:
+            self._rebuild(rows)
+
+    def _rebuild(self, pages: int) -> None:
+        """Files every live row again in buckets enough for `pages`."""
         bits = self._bits
-        while 2 * len(self) > WAYS << bits:
+        while 2 * pages > WAYS << bits:
             bits += 1
         self._allocate_buckets(bits)
         self._file(self.live_rows())
@@ -206,7 +212,7 @@ class PageIndex(Table):
         become 0 (a prefix that names a page twice, or out of order, matches it once, where it
         belongs), then links heal."""
         there = path[: count_nonzero(path)]
-        if len(there) and not self.page[there[0]]:
+        if len(there) and there[0] and not self.page[there[0]]:
             linked = self.parent.take(there[1:]) == there[:-1]
             if count_nonzero(linked) == len(
                 linked

@@ -166,6 +166,21 @@ def take_leaves(state: State, scope: Scope, want_bytes: int, before: int) -> lis
     return chosen
 
 
+def oldest_leaf_stamp(state: State, scope: Scope) -> int | None:
+    """Last use of the scope's oldest leaf, leased or not; None where it has no leaf."""
+    queue = state.queues.of(scope)
+    while True:
+        if not queue.heap:
+            if queue.horizon >= state.tick:
+                return None
+            queue.scan(state)
+            continue
+        stamp, page = queue.heap[0]
+        if _is_leaf(state, stamp, page) and _room(state, scope, page)[0]:
+            return stamp
+        heapq.heappop(queue.heap)
+
+
 def _is_leaf(state: State, stamp: int, page: int) -> bool:
     """Whether a heap entry still tells the truth: not touched since, there, nothing behind it."""
     index = state.index

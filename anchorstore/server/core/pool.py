@@ -15,9 +15,13 @@ its own class.  How a class that has none gets one (the first rule that applies)
 
     1  an unused segment           while the component holds fewer than its share
     2  an empty segment            of the same component, of any class
-    3  an evicted block            of the class itself (policy.py)
-    4  the oldest segment, emptied of the same component, if the class holds none (evicting.py)
-    5  declined
+    3  the coldest segment         of the component's other classes, emptied: where all of it was
+                                   used before the class's own next victim.  Looked for once per
+                                   segment's worth of slots, so that idle memory flows to whoever
+                                   needs it (balancing.py)
+    4  an evicted block            of the class itself (policy.py)
+    5  the oldest segment, emptied of the same component, if the class holds none (balancing.py)
+    6  declined
 
 A segment keeps its memory within a domain: new id, generations above all it has shown.  For
 another domain it must have no holders (sessions that mapped it) and asks for fresh memory, so no
@@ -39,7 +43,11 @@ from anchorstore.transport.segment import SegmentShape
 
 @dataclasses.dataclass(eq=False)
 class SlotClass:
-    """Segments that can serve one another's blocks.  `kinds` counts the kinds that use it."""
+    """Segments that can serve one another's blocks.
+
+    `kinds` counts the kinds that use it, `pressed_slots` the slots that it had to evict for since
+    it last looked for a colder segment.
+    """
 
     class_id: int
     domain: str
@@ -47,6 +55,7 @@ class SlotClass:
     slot_bytes: int
     segments: list[Segment] = dataclasses.field(default_factory=list)
     kinds: int = 0
+    pressed_slots: int = 0
 
     @property
     def key(self) -> tuple[str, Component, int]:
@@ -187,6 +196,8 @@ class Pool:
         fresh = old.domain != slot_class.domain
         ceiling = 0 if fresh else segment.slab.ceiling()
         old.segments.remove(segment)
+        if not old.segments:
+            old.pressed_slots = 0
         del self.by_id[segment.segment_id]
         self._format(segment.index, slot_class, ceiling, fresh, segment.holders)
         self.forget_class_if_idle(old)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Re
 from anchorstore.server.core.types import U8, U32, U64, StoreConfig
 
 EVENTS_KEPT = 256
+PAGES_EXPECTED_MAX = 2**20
+BLOCKS_EXPECTED_MAX = 2**21
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,6 +82,19 @@ class State:
         self.tick = 1
         self.next_id = 1  # reservations and tickets
         self._events: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=EVENTS_KEPT)
+
+    def expect(self, kinds: Sequence[Kind]) -> None:
+        """Makes the tables, while they are nearly empty, as long as the pool can fill them with
+        these kinds: growing later would hold up every request for up to half a second.  Memory
+        that no row has touched costs nothing."""
+        slots = [
+            self.pool.allowed_segments(kind.component) * self.pool.shape(kind.slot_bytes).slots
+            for kind in kinds
+        ]
+        pages = min(max(slots), PAGES_EXPECTED_MAX)
+        if pages > 8 * len(self.index):
+            self.index.expect(pages)
+            self.blocks.expect(min(sum(slots), BLOCKS_EXPECTED_MAX))
 
     # ---- history ----
 

@@ -81,6 +81,7 @@ class Store:
         session = self._state.registry.attach(
             session_id, namespace, layouts, max_lineage, name, now
         )
+        self._state.expect(session.kinds)
         self._state.counters["sessions_opened"] += 1
         self._state.note("open", session_id.hex(), name)
         sizes = tuple(kind.slot_bytes for kind in session.kinds)

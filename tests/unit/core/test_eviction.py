@@ -188,6 +188,33 @@ def test_segment_of_other_domain_passes_only_without_holders_and_with_fresh_memo
     assert globex.finish(work) == [SEALED] and small.store.check() == []
 
 
+def test_segment_of_an_idle_class_flows_to_the_one_that_is_pressed() -> None:
+    """Two segments of old wide blocks, one of narrow ones in use: memory follows the use."""
+    small = Small(segments=3)
+    idle = small.session(layouts=[StateLayout(8192, "x")], model="idle")
+    idle.put(idle.path(4))
+    busy = small.session(layouts=[StateLayout(4096, "y")], model="busy")
+    for number in range(8):
+        busy.put(busy.path(1, str(number)))
+    assert idle.present(idle.path(4)) == [False, False, True, True], "one segment came over"
+    for number in range(8, 20):
+        busy.put(busy.path(1, str(number)))
+    assert idle.present(idle.path(4)) == [False] * 4
+    assert [busy.present(busy.path(1, str(n)))[0] for n in range(20)] == [False] * 8 + [True] * 12
+    assert small.store.check() == []
+
+
+def test_segment_of_a_class_in_use_stays() -> None:
+    small = Small(segments=3)
+    used = small.session(layouts=[StateLayout(8192, "x")], model="used")
+    used.put(used.path(4))
+    busy = small.session(layouts=[StateLayout(4096, "y")], model="busy")
+    for number in range(12):
+        busy.put(busy.path(1, str(number)))
+        used.stored(used.path(4))
+    assert used.present(used.path(4)) == [True] * 4
+
+
 def test_segment_being_written_never_changes_hands() -> None:
     small = Small(segments=1)
     acme, globex = small.session("acme"), small.session("globex")

@@ -78,6 +78,17 @@ def test_lookup_orphans_join_their_parent_when_the_path_is_seen() -> None:
     assert children == {0: 1, 1: 0} and engine.store.check() == []
 
 
+def test_lookup_orphans_behind_a_hole_join_one_another() -> None:
+    engine = Small(**BIG).session()
+    path = engine.path(3)
+    engine.put(path, first=2)
+    engine.put(path[:64], first=1)
+    engine.lookup(path, [NeedLast(0)])
+    children = {p.page: p.children for p in engine.store.list_pages(engine.root, 0, 9).pages}
+    assert children == {1: 1, 2: 0} and engine.store.check() == []
+    assert engine.stored(path[32:64] + path[64:], [NeedLast(0)]) == 0, "not in its place"
+
+
 def test_lookup_page_named_twice_matches_once_in_its_place() -> None:
     engine = Small(**BIG).session()
     path = engine.path(2)

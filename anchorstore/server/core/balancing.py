@@ -1,0 +1,102 @@
+"""Segments change hands: rules 3 and 5 of the ladder in pool.py.
+
+::
+
+    class A   | seg 1: last used at tick 40 | seg 2: at tick 90 |
+    class B   | seg 3: hot |    next victim: a page last used at tick 55
+
+    B is pressed: everything in seg 1 is colder than what B would evict -> seg 1 is emptied and
+    becomes B's.  The exact LRU order across classes, a segment at a time.
+
+A segment in use (leased, being written, mapped by another domain's session, or on the writer's
+own path) is left alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anchorstore.layout import Component
+from anchorstore.server.core.policy import Field, Scope, oldest_leaf_stamp
+from anchorstore.server.core.pool import Segment, SlotClass
+from anchorstore.server.core.state import State
+
+
+def take_colder(state: State, slot_class: SlotClass, missing: int, before: int) -> bool:
+    """Rule 3.  `missing` slots are to be evicted for; whether a segment came instead."""
+    if not slot_class.segments:
+        return False
+    slot_class.pressed_slots += missing
+    if slot_class.pressed_slots < state.pool.shape(slot_class.slot_bytes).slots:
+        return False
+    slot_class.pressed_slots = 0
+    others = [
+        segment
+        for segment in state.pool.segments_of(slot_class.component)
+        if segment.slot_class is not slot_class and state.pool.can_pass(segment, slot_class)
+    ]
+    limit = oldest_leaf_stamp(state, Scope(Field.SLOT_CLASS, slot_class.class_id))
+    if not others or limit is None:
+        return False
+    last_used = _last_used(state)
+    for segment in sorted(others, key=lambda segment: last_used[segment.segment_id]):
+        if last_used[segment.segment_id] >= min(limit, before):
+            return False
+        if _pass(state, segment, slot_class, before):
+            return True
+    return False
+
+
+def _last_used(state: State) -> dict[int, int]:
+    """Newest stamp among the pages of each segment, by segment id."""
+    table = state.blocks
+    ids = np.array(sorted(state.pool.by_id), np.uint32)
+    newest = np.zeros(len(ids), np.uint64)
+    rows = table.live_rows()
+    rows = rows[table.page.take(rows) != 0]
+    where = np.searchsorted(ids, table.segment.take(rows))
+    np.maximum.at(newest, where, state.index.stamp.take(table.page.take(rows)))
+    return dict(zip(ids.tolist(), newest.tolist(), strict=True))
+
+
+def take_oldest(state: State, slot_class: SlotClass, before: int) -> bool:
+    """Rule 5, for a class that holds nothing.  A component that holds nothing at all takes from
+    the one that holds most."""
+    pool = state.pool
+    if not pool.allowed_segments(slot_class.component):
+        return False
+    donor = slot_class.component
+    if not pool.held_segments(donor):
+        donor = max(Component, key=pool.held_segments)
+    for segment in sorted(pool.segments_of(donor), key=lambda segment: segment.segment_id):
+        if pool.can_pass(segment, slot_class) and _pass(state, segment, slot_class, before):
+            return True
+    return False
+
+
+def _pass(state: State, segment: Segment, slot_class: SlotClass, before: int) -> bool:
+    """Empties a segment and re-formats it for the class; False where something in it is used."""
+    if not _empty(state, segment, before):
+        return False
+    state.pool.pass_on(segment, slot_class)
+    state.note("segment", segment.index, "re-formatted for class", slot_class.class_id)
+    state.counters["segments_reformatted"] += 1
+    return True
+
+
+def _empty(state: State, segment: Segment, before: int) -> bool:
+    """Evicts every page with a block in the segment, or nothing where one is in use."""
+    table = state.blocks
+    top = table.rows.top
+    inside = (table.segment[:top] == segment.segment_id) & (table.kind[:top] != 0)
+    pages = np.unique(table.page[: table.rows.top][inside])
+    if not len(pages):
+        return segment.slab.used == 0
+    newest = int(state.index.stamp.take(pages).max())
+    if pages[0] == 0 or newest >= before:  # detached blocks, or the writer's own path
+        return False
+    if table.leases.take(table.of_pages(state.index, pages)).any():
+        return False
+    gone, _ = state.forget_pages(pages)
+    state.counters["blocks_evicted"] += gone
+    return True
