@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -122,6 +123,8 @@ class Daemon:
                 self.config.limits.evict_step_blocks,
             ),
         )
+        gc.collect()
+        gc.freeze()  # what lives as long as the daemon is never walked again
         self.health.starting = ""
         self.metrics.set_ready(True)
         self.log.info("ready", **self.carriers.addresses())

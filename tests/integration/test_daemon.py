@@ -174,7 +174,7 @@ def test_broken_invariant_in_a_call_stops_the_daemon_loudly(tmp_path: pathlib.Pa
 
 WRITER = """
 import sys, time
-sys.path.insert(0, {root!r})
+sys.path.append({root!r})
 from tests.integration.harness import Engine, chain
 engine = Engine({path!r})
 hashes = chain(engine.grant.root_digest, range(8))
