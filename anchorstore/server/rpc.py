@@ -88,7 +88,8 @@ class RpcServer:
     ) -> None:
         self._dispatcher, self._call_seconds = dispatcher, call_seconds
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=calls_max)
-        self._health = health.aio.HealthServicer()
+        aio: Any = vars(health)["aio"]  # the type stubs of some releases lack it
+        self._health = aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [service.full_name for service in SERVICES]
         for service in SERVICES:
