@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import NamedTuple
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
