@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.resources
-import os
 import pathlib
 import tempfile
 from typing import Any
@@ -49,9 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--dram", default="512MiB", metavar="SIZE", help="the daemon's pool")
     parser.add_argument("--seed", default=7, type=int, metavar="N", help="where branches leave")
-    parser.add_argument(
-        "--threads", default=os.cpu_count() or 1, help="torch threads of an engine", **number
-    )
+    parser.add_argument("--threads", default=1, help="torch threads of an engine", **number)
     add_json_option(parser)
 
 

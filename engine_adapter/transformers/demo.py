@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anchorstore.errors import ModelError, Unavailable
+from engine_adapter.budget import Budget
 from engine_adapter.transformers.text import TextCodec
 
 START_SECONDS = 120.0
@@ -197,6 +198,12 @@ def _say(message: str) -> None:
 
 def run(options: DemoOptions, folder: pathlib.Path) -> dict[str, Any]:
     """The demo's figures; progress goes to standard error."""
+    Budget(
+        rows_per_page=options.rows_per_page,
+        max_rows=options.max_rows,
+        margin_tokens=options.margin_tokens,
+        page_tokens=options.page_tokens,
+    )  # refuses what cannot be before anything is started
     codec = TextCodec.load(options.model)
     tokens = codec.encode(options.text.read_text(encoding="utf-8"))
     turns = conversation_turns(tokens, options)

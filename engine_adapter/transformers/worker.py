@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from anchorstore.client import ClientOptions
+from anchorstore.errors import AnchorStoreError
 from engine_adapter.strategy import KvOnly, NoReuse, SuffixReplay, zero_state
 from engine_adapter.transformers.compare import (
     agreement,
@@ -102,6 +103,16 @@ def main() -> int:
     parser.add_argument("--margin", type=int, required=True, help="W, tokens")
     parser.add_argument("--threads", type=int, required=True, help="torch threads")
     options = parser.parse_args()
+    try:
+        serve(options)
+    except AnchorStoreError as error:
+        print(f"{options.name}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Loads the model, then answers line by line until the input ends."""
     torch.set_num_threads(options.threads)
     engine = Engine.load(
         options.model,
@@ -116,7 +127,6 @@ def main() -> int:
     for line in sys.stdin:
         print(json.dumps(answer(engine, json.loads(line))), flush=True)
     engine.close()
-    return 0
 
 
 if __name__ == "__main__":

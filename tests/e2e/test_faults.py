@@ -210,8 +210,8 @@ def test_two_users_neither_match_nor_map_each_other(tmp_path: pathlib.Path) -> N
     for parent in tmp_path.parents[:2]:
         parent.chmod(0o755)
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-        "import actor; from anchorstore.client import NeedAll\n"
+        "import os, sys; sys.path.append(sys.argv[2])\n"
+        "from tests.e2e import actor; from anchorstore.client import NeedAll\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)  # what is imported may be root's\n"
         "client = actor.connect(sys.argv[1])\n"
         "window = client.lookup(client.path_hashes(actor.tokens(12)), [NeedAll(0)])\n"
@@ -221,7 +221,14 @@ def test_two_users_neither_match_nor_map_each_other(tmp_path: pathlib.Path) -> N
     with Daemon(tmp_path, settings=settings) as daemon, actor.connect(daemon.address) as client:
         assert actor.put(client, 12) == actor.PAGES
         hashes = client.path_hashes(actor.tokens(12))
-        command = [sys.executable, "-c", code, daemon.address, str(HERE), hashes.hex()]
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            daemon.address,
+            str(HERE.parent.parent),
+            hashes.hex(),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
         root, own, stolen = done.stdout.split()
