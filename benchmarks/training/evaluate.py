@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import Qwen3_5ForCausalLM
 
 from benchmarks.training.models import TEXT, load_fp32
@@ -145,16 +146,17 @@ def recall_rows(
     return rows
 
 
-def bf16_difference(folder: Path, tokens: torch.Tensor) -> dict[str, float]:
-    """Mean loss in bits of the same weights computed with in fp32 and in bf16."""
+def bf16_difference(folder: Path, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """Mean loss in bits of the same weights, computed with in fp32 and in bf16.
+
+    ``targets[i]`` is what ``tokens[i]`` predicts, or ``IGNORE``.
+    """
     losses = {}
-    for name, model in (
-        ("fp32", load_fp32(folder)),
-        ("bf16", load_fp32(folder).to(torch.bfloat16)),
-    ):
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        model = load_fp32(folder).to(dtype)
         with torch.no_grad():
-            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
-        nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            logits = model(input_ids=tokens, use_cache=False).logits.float()
+        nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
         losses[name] = nats.item() / math.log(2)
     return losses
 
@@ -172,7 +174,8 @@ def measure_text(folder: Path, text: bytes, documents: int) -> dict[str, object]
     """All figures of the text model."""
     model = load_fp32(folder)
     parts = [list(text[at : at + 1025]) for at in range(0, min(len(text), 32768) - 1025, 1025)]
-    losses = bf16_difference(folder, torch.tensor(parts))
+    windows = torch.tensor(parts)
+    losses = bf16_difference(folder, windows[:, :-1], windows[:, 1:])
     lengths = [length for length in (1024, 2048, 4096) if length + 64 < len(text)]
     tables = {f"n={length}": text_rows(model, text, length, documents) for length in lengths}
     return {"bits_per_byte": losses, **tables}
@@ -181,10 +184,12 @@ def measure_text(folder: Path, text: bytes, documents: int) -> dict[str, object]
 def measure_recall(folder: Path, documents: int) -> dict[str, object]:
     """All figures of the recall model."""
     model = load_fp32(folder)
-    exams = [make_exam(random.Random(7), 512) for _ in range(16)]
-    losses = bf16_difference(folder, torch.tensor([exam.prefix + exam.asks for exam in exams]))
+    rng = random.Random(7)
+    exams = [make_exam(rng, 512) for _ in range(32)]
+    tokens = torch.tensor([exam.prefix + exam.asks for exam in exams])
+    losses = bf16_difference(folder, tokens, torch.tensor([exam.labels for exam in exams]))
     return {
-        "bits_per_token": losses,
+        "bits_per_answer": losses,
         "n=512 unique writes": recall_rows(model, 512, documents),
         "n=1024 redundant prefix": recall_rows(model, 1024, documents, redundant=True),
     }
