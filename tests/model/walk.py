@@ -42,10 +42,14 @@ class Walk(WritingWalk):
     def lookup(self) -> None:
         if (session := self.pick_session()) is None:
             return
-        hashes = self.path(session.space)
-        needs = [self.need(session) for _ in range(1 + self.draw(3))]
-        deep = (0, 1, 255, 255)[self.draw(4)]
-        margin = self.draw(3)
+        if session.asked and self.draw(2):  # the same again: the plan may be remembered
+            hashes, needs, deep, margin = session.asked
+        else:
+            hashes = self.path(session.space)
+            needs = [self.need(session) for _ in range(1 + self.draw(3))]
+            deep = (0, 1, 255, 255)[self.draw(4)]
+            margin = self.draw(3)
+        session.asked = (hashes, needs, deep, margin)
         full = len(session.leases) >= self.config.max_leases
         try:
             result = self.store.lookup(

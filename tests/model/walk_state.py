@@ -12,6 +12,7 @@ from anchorstore.keys import Namespace
 from anchorstore.layout import AnchorLayout, Component, KvLayout, Layout, StateLayout
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import (
+    Need,
     StoreConfig,
 )
 from tests.model.naive import Block, Kind, NaiveStore, Space
@@ -82,6 +83,7 @@ class Session:
     deadline: float = 0.0
     reservations: dict[int, Reservation] = dataclasses.field(default_factory=dict)
     leases: dict[int, tuple[list[list[Block]], float]] = dataclasses.field(default_factory=dict)
+    asked: tuple[list[bytes], list[Need], int, int] | None = None
     alive: bool = True
 
 

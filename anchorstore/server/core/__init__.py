@@ -15,7 +15,7 @@ Reading order::
     state.py          all of the above in one place, and how pages come and go
     evicting.py balancing.py              making room
     requests.py                           checks of what comes in
-    lookup.py reserving.py sealing.py     the three verbs
+    planning.py lookup.py reserving.py sealing.py     the three verbs
     reports.py check.py                   what operators see, what must always hold
     store.py          the API
 """

@@ -55,6 +55,10 @@ class Blocks(Table):
     lineage: U8
     leases: U32
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = 0  # changes whenever a chain changes
+
     def find(self, index: PageIndex, pages: U32, kinds: Sequence[int]) -> list[U32]:
         """Per kind: the block row of each page row [n]; 0 where there is none."""
         found = [np.zeros(len(pages), np.uint32) for _ in kinds]
@@ -89,12 +93,14 @@ class Blocks(Table):
 
     def attach(self, index: PageIndex, pages: U32, rows: U32) -> None:
         """Puts each block row [n] in front of the chain of its page row; pages are distinct."""
+        self.version += 1
         self.page[rows] = pages
         self.next[rows] = index.first_block.take(pages)
         index.first_block[pages] = rows
 
     def detach(self, index: PageIndex, row: int) -> None:
         """Takes one block out of its page's chain."""
+        self.version += 1
         page, after = int(self.page[row]), self.next[row]
         current = int(index.first_block[page])
         if current == row:
@@ -106,6 +112,13 @@ class Blocks(Table):
             self.next[current] = after
         self.page[row] = 0
         self.next[row] = 0
+
+    def unchain(self, index: PageIndex, pages: U32) -> U32:
+        """Empties the chains of these pages; returns the blocks that were in them."""
+        self.version += 1
+        blocks = self.of_pages(index, pages)
+        index.first_block[pages] = 0
+        return blocks
 
     def live_rows(self) -> U32:
         """Rows of all blocks, detached ones too, ascending."""

@@ -35,6 +35,7 @@ count_nonzero = np.count_nonzero  # on bools three times as fast as any() and al
 WAYS = 16
 WAY_BITS = 4
 FIRST_BITS = 6
+FILED_AT_ONCE = 16_384  # bounds the memory that a rebuild takes on the side
 SAME_WORDS = np.uint32(0x01010101)  # four bools that are all true, seen as one integer
 
 
@@ -68,6 +69,7 @@ class PageIndex(Table):
         keys = np.frombuffer(stream, np.uint64)
         self._word_keys = keys[:8].copy()
         self._namespace_key, self._offset_key = int(keys[8]), int(keys[9])
+        self.version = 0  # changes whenever a page comes or goes
         self._numbers = np.arange(1024, dtype=np.uint32)
         self._allocate_buckets(FIRST_BITS)
 
@@ -132,8 +134,8 @@ class PageIndex(Table):
 
     def insert(self, namespace: int, hashes: U64, pages: U32, stamp: int) -> U32:
         """New rows for path hashes that are not there; each named once.  Parents link later."""
-        count = len(hashes)
-        rows = self.take_rows(count)
+        self.version += 1
+        rows = self.take_rows(len(hashes))
         self.hashes[rows] = hashes
         self.namespace[rows] = namespace
         self.page[rows] = pages
@@ -159,7 +161,9 @@ class PageIndex(Table):
         while 2 * pages > WAYS << bits:
             bits += 1
         self._allocate_buckets(bits)
-        self._file(self.live_rows())
+        rows = self.live_rows()
+        for start in range(0, len(rows), FILED_AT_ONCE):
+            self._file(rows[start : start + FILED_AT_ONCE])
 
     def _keys_of(self, rows: U32) -> tuple[Positions, U16]:
         return self._place(self.namespace.take(rows).astype(np.uint64), self.hashes[rows])
@@ -190,6 +194,7 @@ class PageIndex(Table):
 
     def remove(self, rows: U32) -> None:
         """Takes rows out; the caller has unlinked parents, children and blocks."""
+        self.version += 1
         bucket, _ = self._keys_of(rows)
         left, at = rows, bucket
         while len(left):

@@ -193,11 +193,26 @@ def _is_leaf(state: State, stamp: int, page: int) -> bool:
 
 
 def _room(state: State, scope: Scope, page: int) -> tuple[int, bool]:
-    """Bytes of slots in the scope on this page, and whether a lease protects the page."""
-    blocks = state.blocks.of_pages(state.index, np.array([page], np.uint32))
-    leased = bool(state.blocks.leases.take(blocks).any())
-    inside = blocks[scope.blocks_in(state, blocks)]
-    return state.slot_bytes_of(inside), leased
+    """Bytes of slots in the scope on this page, and whether a lease protects the page.  One page
+    at a time: reading cell by cell is faster than arrays here."""
+    table, registry = state.blocks, state.registry
+    owner = int(state.index.namespace[page])
+    room_bytes, leased = 0, False
+    block = int(state.index.first_block[page])
+    while block:
+        kind = int(table.kind[block])
+        leased = leased or bool(table.leases[block])
+        match scope.field:
+            case Field.SLOT_CLASS:
+                inside = registry.class_of_kind[kind] == scope.value
+            case Field.COMPONENT:
+                inside = registry.component_of_kind[kind] == scope.value
+            case Field.NAMESPACE:
+                inside = owner == scope.value
+        if inside:
+            room_bytes += int(registry.slot_bytes_of_kind[kind])
+        block = int(table.next[block])
+    return room_bytes, leased
 
 
 def oldest_inner_blocks(state: State, scope: Scope, want_bytes: int, before: int) -> U32:

@@ -100,6 +100,7 @@ class Session:
     name: str
     record: NamespaceRecord
     kinds: tuple[Kind, ...]
+    kind_ids: tuple[int, ...]
     connections: int = 0
     reservations: dict[int, Reservation] = dataclasses.field(default_factory=dict)
     leases: set[int] = dataclasses.field(default_factory=set)
@@ -151,7 +152,8 @@ class Registry:
             raise CapacityFull(f"{len(self.sessions)} sessions, limit {self.config.max_sessions}")
         self._check_layouts(namespace, layouts)
         record = self._namespace(namespace, max_lineage)
-        session = Session(session_id, name, record, self._kinds(namespace.domain, layouts))
+        kinds = self._kinds(namespace.domain, layouts)
+        session = Session(session_id, name, record, kinds, tuple(kind.kind_id for kind in kinds))
         record.sessions.add(session_id)
         self.sessions[session_id] = session
         self.idle.use(session_id, now)

@@ -34,7 +34,7 @@ from anchorstore.server.core.leases import Deadlines, Leases
 from anchorstore.server.core.policy import LeafQueues
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Reservation, Session
-from anchorstore.server.core.types import U8, U32, U64, StoreConfig
+from anchorstore.server.core.types import U8, U32, StoreConfig
 
 EVENTS_KEPT = 256
 PAGES_EXPECTED_MAX = 2**20
@@ -205,8 +205,7 @@ class State:
         for namespace_id in np.unique(owners).tolist():
             record = self.registry.by_namespace_id[namespace_id]
             mine = rows[owners == namespace_id]
-            blocks = self.blocks.of_pages(self.index, mine)
-            self.index.first_block[mine] = 0
+            blocks = self.blocks.unchain(self.index, mine)
             self.index.remove(mine)
             record.pages -= len(mine)
             gone += len(blocks)
@@ -223,8 +222,7 @@ class State:
         for namespace_id in np.unique(owners).tolist():
             record = self.registry.by_namespace_id[namespace_id]
             mine = pages[owners == namespace_id]
-            blocks = self.blocks.of_pages(index, mine)
-            index.first_block[mine] = 0
+            blocks = self.blocks.unchain(index, mine)
             gone += len(blocks)
             kept += self._drop(blocks, record)
         chosen: list[int] = []
@@ -244,15 +242,3 @@ class State:
         self.tick += len(pages)
         self.index.stamp[pages] = np.arange(first, self.tick + 1, dtype=np.uint64)
         return first
-
-    def columns_of(self, kind: Kind, blocks: U32) -> tuple[U32, U64, U32, U64]:
-        """Segments, offsets, generations and checksums of sealed blocks of one kind."""
-        table = self.blocks
-        offsets = table.slot.take(blocks) * np.uint64(kind.slot_bytes)
-        offsets += np.uint64(kind.first_slot_offset)
-        return (
-            table.segment.take(blocks),
-            offsets,
-            table.generation.take(blocks),
-            table.checksum.take(blocks),
-        )

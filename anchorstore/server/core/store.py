@@ -22,6 +22,7 @@ from anchorstore.server.core import audit, evicting, reports, reserving, sealing
 from anchorstore.server.core import lookup as reading
 from anchorstore.server.core.audit import BlockTable
 from anchorstore.server.core.check import violations
+from anchorstore.server.core.planning import Plans
 from anchorstore.server.core.sessions import Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import (
@@ -51,6 +52,7 @@ class Store:
         self.config = config
         self.boot_id = boot_id
         self._state = State(config, boot_id + secret)
+        self._plans = Plans()
         self._draining: set[Component] = set()
 
     @property
@@ -182,7 +184,9 @@ class Store:
     ) -> LookupResult:
         """The largest boundary that satisfies every need, under a read lease."""
         session = self._session(session_id, now)
-        return reading.lookup(self._state, session, hashes, needs, max_lineage, margin_pages, now)
+        return reading.lookup(
+            self._state, self._plans, session, hashes, needs, max_lineage, margin_pages, now
+        )
 
     def renew(self, session_id: bytes, lease_ids: Sequence[int], now: float) -> list[int]:
         """Extends leases; returns those that had ended."""

@@ -239,7 +239,7 @@ class BlockColumns:
         segments: u32, segment ids.
         offsets: u64, bytes from the start of the segment.
         generations: u32, even.
-        checksums: u64, xxh3 of the block.
+        checksums: u64, xxh3 of the block.  The arrays are read-only.
     """
 
     layout: int

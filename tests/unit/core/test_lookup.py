@@ -11,6 +11,7 @@ import math
 import pytest
 
 from anchorstore.errors import CapacityFull, InvalidKey, InvalidRequest, LeaseExpired
+from anchorstore.server.core.planning import PAGES_PLANNED_MAX
 from anchorstore.server.core.types import Miss, Need, NeedAll, NeedLast, NeedWindow
 from tests.unit.core.small import ANCHOR, KV, SLOT_BYTES, STATE, Small
 
@@ -87,6 +88,46 @@ def test_lookup_orphans_behind_a_hole_join_one_another() -> None:
     children = {p.page: p.children for p in engine.store.list_pages(engine.root, 0, 9).pages}
     assert children == {1: 1, 2: 0} and engine.store.check() == []
     assert engine.stored(path[32:64] + path[64:], [NeedLast(0)]) == 0, "not in its place"
+
+
+def test_lookup_same_question_is_answered_anew_after_every_change() -> None:
+    engine = Small(**BIG).session()
+    path = engine.path(3)
+    engine.put(path[:64])
+    first, second = engine.lookup(path), engine.lookup(path)
+    assert first.boundary_pages == second.boundary_pages == 2
+    assert first.lease_id != second.lease_id
+    with pytest.raises(ValueError, match="read-only"):
+        first.columns[0].offsets[0] = 0
+    engine.put(path, first=2, lineage=1)
+    assert (engine.lookup(path).boundary_pages, engine.lookup(path).lineage) == (3, 1)
+    engine.put(path, first=2)
+    assert engine.lookup(path).lineage == 0
+    engine.store.remove(engine.root, path[32:64])
+    assert engine.lookup(path).boundary_pages == 1
+    engine.store.set_enabled(engine.root, False)
+    assert engine.lookup(path).miss is Miss.DISABLED
+    assert engine.store.check() == []
+
+
+def test_lookup_same_question_of_another_session_follows_its_own_layouts() -> None:
+    small = Small(**BIG)
+    kv_first, anchor_first = small.session(layouts=[KV, ANCHOR]), small.session(layouts=[ANCHOR])
+    path = kv_first.path(2)
+    kv_first.put(path)
+    assert kv_first.stored(path) == 2
+    assert anchor_first.lookup(path).miss is Miss.NOT_STORED
+
+
+def test_lookup_many_questions_are_not_remembered_for_ever() -> None:
+    engine = Small(segment_bytes=600 * SLOT_BYTES).session()
+    path = engine.path(500)
+    engine.put(path)
+    for margin in range(150):
+        engine.release(engine.lookup(path, margin=margin))
+    plans = engine.store._plans
+    assert plans.pages_remembered() <= PAGES_PLANNED_MAX
+    assert engine.stored(path) == 500
 
 
 def test_lookup_page_named_twice_matches_once_in_its_place() -> None:
