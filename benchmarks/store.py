@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import functools
 import itertools
 import json
 import multiprocessing
@@ -26,6 +27,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -261,14 +263,16 @@ def bench_lookups(address: str, base: Floor, effort: Effort) -> list[Result]:
     return results
 
 
-def _many(address: str, barrier: object, case: str, operations: int, out: object) -> None:
+def _many(address: str, barrier: Any, case: str, operations: int, out: Any) -> None:
     """One of several client processes."""
-    blocks = Blocks(address, MIB, 1) if case == "get_copied_out" else None
-    path = None if blocks else Path(address)
-    action = blocks.get_copied_out if blocks else lambda: path.lookup(path.hit, PATH_PAGES)  # type: ignore[union-attr]
-    barrier.wait()  # type: ignore[attr-defined]
+    if case == "get_copied_out":
+        action = Blocks(address, MIB, 1).get_copied_out
+    else:
+        path = Path(address)
+        action = functools.partial(path.lookup, path.hit, PATH_PAGES)
+    barrier.wait()
     taken = harness.interleave({case: action}, 1, operations)
-    out.put(taken[case][0])  # type: ignore[attr-defined]
+    out.put(taken[case][0])
 
 
 def bench_clients(address: str, clients: int, effort: Effort) -> list[Result]:

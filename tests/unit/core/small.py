@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,8 @@ CONFIG = StoreConfig(
 class Small:
     """A store and its clock."""
 
-    def __init__(self, **changes: object) -> None:
-        self.store = Store(dataclasses.replace(CONFIG, **changes), b"b" * 16)  # type: ignore[arg-type]
+    def __init__(self, **changes: Any) -> None:
+        self.store = Store(dataclasses.replace(CONFIG, **changes), b"b" * 16)
         self.now = 0.0
         self.sessions = 0
 
