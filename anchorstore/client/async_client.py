@@ -26,7 +26,7 @@ from anchorstore.client.handles import BlocksBase, WindowBase
 from anchorstore.client.lookups import Found
 from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
 from anchorstore.client.session import Session, log
-from anchorstore.client.writing import PutOutcome, ReservationBase
+from anchorstore.client.writing import Answer, PutOutcome, ReservationBase
 from anchorstore.clock import Clock, SystemClock
 from anchorstore.errors import AnchorStoreError
 from anchorstore.layout import Layout
@@ -151,7 +151,7 @@ class AsyncClient(Face):
         return Opening(self._reservation(chosen, steps))
 
     async def _reservation(
-        self, layouts: tuple[int, ...], steps: Steps[reserving.Answer]
+        self, layouts: tuple[int, ...], steps: Steps[Answer]
     ) -> AsyncReservation:
         return AsyncReservation(self, layouts, await self._run(steps))
 
@@ -264,10 +264,8 @@ class AsyncWindow(WindowBase[AsyncBlocks]):
 class AsyncReservation(ReservationBase):
     """Blocks to be written; leaving it without seal() aborts."""
 
-    def __init__(
-        self, client: AsyncClient, layouts: tuple[int, ...], answer: reserving.Answer
-    ) -> None:
-        super().__init__(client._session, layouts, answer.reply, answer.pages, answer.reason)
+    def __init__(self, client: AsyncClient, layouts: tuple[int, ...], answer: Answer) -> None:
+        super().__init__(client._session, layouts, answer)
         self._client = client
 
     async def flush(self, deadline_seconds: float | None = None) -> PutOutcome:

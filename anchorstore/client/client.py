@@ -23,7 +23,7 @@ from anchorstore.client.handles import BlocksBase, WindowBase
 from anchorstore.client.lookups import Found
 from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
 from anchorstore.client.session import Session, log
-from anchorstore.client.writing import PutOutcome, ReservationBase
+from anchorstore.client.writing import Answer, PutOutcome, ReservationBase
 from anchorstore.clock import Clock, SystemClock
 from anchorstore.errors import AnchorStoreError, HandleClosed
 from anchorstore.layout import Layout
@@ -245,8 +245,8 @@ class Window(WindowBase[Blocks]):
 class Reservation(ReservationBase):
     """Blocks to be written; leaving it without seal() aborts."""
 
-    def __init__(self, client: Client, layouts: tuple[int, ...], answer: reserving.Answer) -> None:
-        super().__init__(client._session, layouts, answer.reply, answer.pages, answer.reason)
+    def __init__(self, client: Client, layouts: tuple[int, ...], answer: Answer) -> None:
+        super().__init__(client._session, layouts, answer)
         self._client = client
 
     def flush(self, deadline_seconds: float | None = None) -> PutOutcome:

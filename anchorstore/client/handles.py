@@ -44,6 +44,9 @@ from anchorstore.transport.segment import SegmentView
 from anchorstore.wire.v1 import store_pb2 as store
 
 READ_BYTES_PER_CALL = 16 * 2**20
+_EVERY = slice(None)
+
+Rows = slice | npt.NDArray[np.intp]
 
 
 class BlocksBase:
@@ -71,6 +74,7 @@ class BlocksBase:
         if lengths - {len(self._segments)}:
             raise InvalidRequest("reply: columns of different lengths")
         self._views: dict[int, SegmentView] | None = None  # same host, once mapped
+        self._groups: list[tuple[SegmentView, Rows]] = []  # and the blocks that lie in each
         self._rows: list[tuple[int, int]] | None = None  # (segment, offset), once asked for
         self._memory: memoryview | None = None  # remote, once fetched
 
@@ -113,16 +117,21 @@ class BlocksBase:
         if not self._session.is_local:
             return False
         views: dict[int, SegmentView] = {}
-        for segment_id in set(self._segments.tolist()):
+        groups: list[tuple[SegmentView, Rows]] = []
+        distinct = set(self._segments.tolist())
+        for segment_id in distinct:
             view = self._session.cache.get(self._attachment.boot_id, segment_id)
             if view is None:
                 return False
-            offsets = self._offsets[self._segments == segment_id]
+            is_only = len(distinct) == 1
+            rows: Rows = _EVERY if is_only else np.flatnonzero(self._segments == segment_id)
+            offsets = self._offsets[rows]
             last = len(view.memory) - self.block_bytes
             if offsets.min() < view.first_slot_offset or offsets.max() > last:
                 raise InvalidRequest(f"reply: a block outside segment {segment_id}")
             views[segment_id] = view
-        self._views = views
+            groups.append((view, rows))
+        self._views, self._groups = views, groups
         return True
 
     def _fetch_steps(self, into: memoryview, deadline_seconds: float | None) -> Steps[None]:
@@ -178,13 +187,14 @@ class BlocksBase:
     def _runs(self) -> list[tuple[int, int, Bytes]]:
         """(first, stop, bytes [stop - first, block_bytes] in place) of neighbouring slots."""
         assert self._views is not None, "copied before it was loaded"
-        slot_bytes = next(iter(self._views.values())).slot_bytes
-        breaks = np.flatnonzero(
-            (self._segments[1:] != self._segments[:-1])
-            | (self._offsets[1:] - self._offsets[:-1] != np.uint64(slot_bytes))
-        )
-        edges = [0, *(breaks + 1).tolist(), len(self)]
-        runs = []
+        slot_bytes = self._groups[0][0].slot_bytes
+        edges, runs = [0, len(self)], []
+        if len(self) > 1:
+            breaks = np.flatnonzero(
+                (self._segments[1:] != self._segments[:-1])
+                | (self._offsets[1:] - self._offsets[:-1] != np.uint64(slot_bytes))
+            )
+            edges[1:1] = (breaks + 1).tolist()
         for start, stop in itertools.pairwise(edges):
             view = self._views[int(self._segments[start])]
             shape, strides = (stop - start, self.block_bytes), (slot_bytes, 1)
@@ -215,11 +225,8 @@ class BlocksBase:
 
     def check_generations(self) -> None:
         """TornBlock where a block that was read in place is not the sealed one any more."""
-        if self._views is None:
-            return
         torn = 0
-        for segment_id, view in self._views.items():
-            rows = self._segments == segment_id
+        for view, rows in self._groups:
             stands = view.stands(self._offsets[rows], self._generations[rows])
             torn += len(stands) - int(np.count_nonzero(stands))
         if torn:

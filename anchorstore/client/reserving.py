@@ -17,7 +17,7 @@ from anchorstore.client.options import (
     check_range,
 )
 from anchorstore.client.session import Attachment, Session
-from anchorstore.client.writing import TAKE, PutOutcome, ReservationBase
+from anchorstore.client.writing import TAKE, Answer, PutOutcome, ReservationBase
 from anchorstore.errors import (
     AnchorStoreError,
     CapacityFull,
@@ -30,13 +30,6 @@ from anchorstore.errors import (
 from anchorstore.keys import DIGEST_BYTES
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import store_pb2 as store
-
-
-class Answer:
-    """What Reserve said: a reply, or the reason why there is none."""
-
-    def __init__(self, pages: int, reply: store.ReserveResponse | None, reason: str = "") -> None:
-        self.pages, self.reply, self.reason = pages, reply, reason
 
 
 def reserve(
@@ -72,7 +65,7 @@ def reserve(
 
     try:
         if not pages:
-            return Answer(0, store.ReserveResponse())
+            return Answer(0, None)
         reply = yield from session.call(Method.RESERVE, build, until)
         if TAKE in reply.verdicts:
             yield from _map_staging(session, until)
@@ -80,7 +73,9 @@ def reserve(
         return Answer(pages, None, session.failed(error))
     except LeaseExpired:
         return Answer(pages, None, "expired")
-    return Answer(pages, reply)
+    return Answer(
+        pages, reply, reply.reason, session.attachment, session.staging, session.staging_memory
+    )
 
 
 def _check_reserve(
@@ -147,13 +142,15 @@ def put(
     answer = yield from reserve(
         session, parent_hash, first_page, hashes, layouts, lineage, deadline_seconds
     )
-    reservation = ReservationBase(session, layouts, answer.reply, pages, answer.reason)
+    reservation = ReservationBase(session, layouts, answer)
     try:
         yield from _fill(session, reservation, blocks, deadline_seconds)
         return (yield from reservation.seal_steps(deadline_seconds))
     except AnchorStoreError:
         yield from reservation.abort_steps(deadline_seconds)
         raise
+    finally:
+        reservation.give_back()  # interrupted half-way: nobody else knows its bytes
 
 
 def _fill(

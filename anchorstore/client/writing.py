@@ -20,8 +20,8 @@ import numpy as np
 import xxhash
 
 from anchorstore.client.effects import Steps, Work
-from anchorstore.client.session import Session, log
-from anchorstore.client.staging import aligned
+from anchorstore.client.session import Attachment, Session, log
+from anchorstore.client.staging import Staging, aligned
 from anchorstore.errors import (
     AnchorStoreError,
     BootChanged,
@@ -62,6 +62,18 @@ class PutOutcome:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What Reserve said, and what belongs to it; without a reply, the reason why there is none."""
+
+    pages: int
+    reply: store.ReserveResponse | None
+    reason: str = ""
+    attachment: Attachment | None = None
+    staging: Staging = dataclasses.field(default_factory=lambda: Staging(0))
+    memory: memoryview = dataclasses.field(default_factory=lambda: memoryview(b""))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Extent:
     """A block's place in the staging memory."""
 
@@ -77,28 +89,22 @@ class ReservationBase:
     `page` counts from 0 within the run; `layout` is a position among the client's layouts.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        layouts: tuple[int, ...],
-        reply: store.ReserveResponse | None,
-        pages: int,
-        reason: str = "",
-    ) -> None:
-        self._session, self._layouts, self._pages = session, layouts, pages
-        self._attachment = session.attachment if reply is not None else None
-        self._staging, self._memory = session.staging, session.staging_memory
-        self._id = reply.reservation_id if reply is not None else 0
-        verdicts = reply.verdicts if reply is not None else bytes([DECLINED]) * pages * len(layouts)
-        if len(verdicts) != pages * len(layouts):
+    def __init__(self, session: Session, layouts: tuple[int, ...], answer: Answer) -> None:
+        self._session, self._layouts, self._pages = session, layouts, answer.pages
+        self._attachment = answer.attachment
+        self._staging, self._memory = answer.staging, answer.memory
+        self._id, verdicts = 0, bytes([DECLINED]) * answer.pages * len(layouts)
+        if answer.reply is not None:
+            self._id, verdicts = answer.reply.reservation_id, answer.reply.verdicts
+        if len(verdicts) != answer.pages * len(layouts):
             raise InvalidRequest(
-                f"reply: {len(verdicts)} verdicts, expected {pages * len(layouts)}"
+                f"reply: {len(verdicts)} verdicts, expected {answer.pages * len(layouts)}"
             )
         self._verdicts = verdicts
         self._extents: dict[tuple[int, int], Extent] = {}
         self._known, self._declined = verdicts.count(KNOWN), verdicts.count(DECLINED)
         self._sealed = self._mismatched = 0
-        self._reason = reason or (reply.reason if reply is not None else "")
+        self._reason = answer.reason
         self.is_closed = False
 
     def wanted(self) -> Iterator[tuple[int, int]]:
@@ -176,9 +182,7 @@ class ReservationBase:
         if self.is_closed:
             return
         self.is_closed = True
-        extents = self._take_extents()
-        for extent in extents:
-            self._staging.give(extent.offset, extent.size)
+        self.give_back()
         self._count()
         session, attachment = self._session, self._attachment
         if not self._id or attachment is None or session.is_closed:
@@ -198,6 +202,11 @@ class ReservationBase:
             session.failed(error)
         except AnchorStoreError as error:  # it has ended already, which is all that was wanted
             log.debug("%s: abort: %s", session.address, error)
+
+    def give_back(self) -> None:
+        """Frees the staging memory of what is not sealed."""
+        for extent in self._take_extents():
+            self._staging.give(extent.offset, extent.size)
 
     def _count(self) -> None:
         counters = self._session.counters

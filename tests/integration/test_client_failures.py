@@ -5,6 +5,7 @@ whose answers come late.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import pathlib
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anchorstore.client import Client, NeedAll
+from anchorstore.client import AsyncClient, Client, NeedAll
 from anchorstore.errors import AnchorStoreError, BootChanged, Unavailable
 from anchorstore.testing.canned import CannedDaemon
 from anchorstore.testing.daemon import Daemon
@@ -147,6 +148,29 @@ def test_frozen_daemon_is_a_miss_and_comes_back_on_the_same_connection(
         window.blocks(0).copy_into(out)
         assert (out == made.kv).all()
     assert client.counters()["connections"] == 1
+
+
+async def test_call_that_is_cancelled_leaves_the_connection_usable(daemon: Daemon) -> None:
+    async with await AsyncClient.connect(
+        daemon.address, namespace=namespace(), layouts=LAYOUTS, options=OPTIONS
+    ) as client:
+        hashes = client.path_hashes(range(256))
+        made = [bytes([page]) * KV.block_bytes() for page in range(4)]
+        assert (await client.put(None, 0, hashes, {0: made})).sealed == 4
+        daemon.freeze()
+        call = asyncio.ensure_future(hit_of(client, hashes))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        daemon.thaw()
+        assert await hit_of(client, hashes)
+        assert client.counters()["connections"] == 1
+
+
+async def hit_of(client: AsyncClient, hashes: bytes) -> bool:
+    async with client.lookup(hashes, ALL_KV) as window:
+        return window.hit
 
 
 def test_daemon_frozen_for_long_is_found_again(connect: Connect, daemon: Daemon) -> None:

@@ -44,7 +44,7 @@ class Script:
             effect = next(steps)
             while True:
                 try:
-                    result = self._perform(effect)
+                    result = self.perform(effect)
                 except AnchorStoreError as error:
                     if isinstance(error, ConnectFailed):
                         self.session.lost_connection()
@@ -57,7 +57,8 @@ class Script:
         finally:
             steps.close()
 
-    def _perform(self, effect: Effect) -> Any:
+    def perform(self, effect: Effect) -> Any:
+        """The result of one effect."""
         self.seen.append(effect)
         if isinstance(effect, Call):
             request = parse_body(MESSAGES[effect.method][0], b"".join(effect.body))

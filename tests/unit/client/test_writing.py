@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from anchorstore.client import PutOutcome, reserving
-from anchorstore.client.effects import Call
+from anchorstore.client.effects import Call, Work
 from anchorstore.client.writing import ReservationBase
 from anchorstore.clock import ManualClock
 from anchorstore.errors import (
@@ -85,7 +85,7 @@ def put(script: Script, given: Any) -> PutOutcome:
 
 def reserved(script: Script) -> ReservationBase:
     answer = script.run(reserving.reserve(script.session, None, 0, HASHES, (0,), 0, None))
-    return ReservationBase(script.session, (0,), answer.reply, answer.pages, answer.reason)
+    return ReservationBase(script.session, (0,), answer)
 
 
 def test_put_larger_than_staging_goes_in_several_seals() -> None:
@@ -187,6 +187,19 @@ def test_seal_that_is_given_up_half_way_quarantines_its_bytes() -> None:
         effect = steps.send(b"\0" * 8)
     steps.close()  # cancelled, or a keyboard interrupt
     assert script.session.staging.quarantine_bytes == BLOCK_BYTES
+
+
+def test_put_that_is_given_up_half_way_leaves_no_staging_taken() -> None:
+    script = scripted(RemoteDaemon().answers())
+    script.run(script.session.connect(101.0))
+    steps = reserving.put(
+        script.session, None, 0, HASHES, {0: [*blocks()[:4], None, None]}, 0, None
+    )
+    effect: Any = next(steps)
+    while not isinstance(effect, Work):
+        effect = steps.send(script.perform(effect))
+    steps.close()
+    assert script.session.staging.free_bytes == 256
 
 
 def test_bytes_damaged_on_their_way_are_counted_as_mismatched() -> None:
