@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import functools
 import itertools
 import json
 import multiprocessing
