@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 
 from anchorstore.client import ClientOptions
 from anchorstore.errors import AnchorStoreError
@@ -114,6 +115,8 @@ def main() -> int:
 def serve(options: argparse.Namespace) -> None:
     """Loads the model, then answers line by line until the input ends."""
     torch.set_num_threads(options.threads)
+    transformers.logging.set_verbosity_error()  # that CPU kernels are the reference ones is known
+    transformers.logging.disable_progress_bar()
     engine = Engine.load(
         options.model,
         client_address=options.daemon,
