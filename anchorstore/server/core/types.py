@@ -222,7 +222,11 @@ class Copies:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SealWork:
-    """`results` has one byte a requested block: PENDING where `copies` names it."""
+    """Work: `formats` at once, in order, before any other call of the store is acted upon; then
+    `copies`; then finish_seal(ticket), exactly once, also where there was nothing to copy.
+
+    `results` has one byte a requested block: PENDING where `copies` names it.
+    """
 
     ticket: int
     results: bytearray
