@@ -57,7 +57,9 @@ def pages(client: Any, count: int, seed: int = 0) -> Pages:
 def stored(client: Any, count: int, seed: int = 0) -> Pages:
     """Pages that the daemon holds."""
     made = pages(client, count, seed)
-    outcome = client.put(client.root_digest, 0, made.hashes, made.blocks())
+    outcome = client.put(
+        client.root_digest, 0, made.hashes, made.blocks(), deadline_seconds=WAIT_SECONDS
+    )
     assert outcome.sealed == 2 * count, outcome
     return made
 
