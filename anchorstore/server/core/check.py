@@ -20,7 +20,6 @@ from anchorstore.server.core.reserving import open_bytes
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import U32
 
-
 PROBED_AT_ONCE = 16_384  # bounds the memory that a check takes on the side
 
 

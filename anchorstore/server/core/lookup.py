@@ -15,7 +15,7 @@ import numpy as np
 
 from anchorstore.errors import CapacityFull, InvalidRequest, LeaseExpired
 from anchorstore.server.core import requests
-from anchorstore.server.core.planning import Plan, Plans, columns_of_need
+from anchorstore.server.core.planning import Plan, Plans, columns_of_needs
 from anchorstore.server.core.sessions import Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import BlockColumns, LookupResult, Miss, Need
@@ -80,9 +80,9 @@ def leased_columns(state: State, session: Session, lease_id: int, need: int) -> 
         raise LeaseExpired(f"lease {lease_id} has ended or is not this session's")
     if not 0 <= need < len(lease.blocks):
         raise InvalidRequest(f"need {need} of {len(lease.blocks)}")
-    return columns_of_need(
-        state, session, lease.layouts[need], lease.first_pages[need], lease.blocks[need]
-    )
+    layouts, starts = lease.layouts[need : need + 1], lease.first_pages[need : need + 1]
+    [columns] = columns_of_needs(state, session, layouts, starts, lease.blocks[need : need + 1])
+    return columns
 
 
 def renew(state: State, session: Session, lease_ids: Sequence[int], now: float) -> list[int]:

@@ -138,41 +138,52 @@ def make_plan(
     held = np.concatenate(read)
     if len(set(layouts)) < len(layouts):
         held = np.unique(held)
+    deepest = int(state.blocks.lineage.take(held).max()) if len(held) else 0
+    starts = tuple(start for start, _ in spans)
+    columns = columns_of_needs(state, session, layouts, starts, read)
     return Plan(
         hashes,
         seen,
         Miss.HIT,
         boundary,
         resume,
-        int(state.blocks.lineage.take(held).max()) if len(held) else 0,
+        deepest,
         pages[:boundary],
         held,
         read,
         layouts,
-        tuple(start for start, _ in spans),
-        [
-            columns_of_need(state, session, layout, start, rows)
-            for layout, (start, _), rows in zip(layouts, spans, read, strict=True)
-        ],
+        starts,
+        columns,
     )
 
 
-def columns_of_need(
-    state: State, session: Session, layout: int, first_page: int, rows: U32
-) -> BlockColumns:
-    """Where the block rows of one need lie.  Read-only: several answers may share them."""
-    table, kind = state.blocks, session.kinds[layout]
-    offsets = table.slot.take(rows) * np.uint64(kind.slot_bytes)
-    offsets += np.uint64(kind.first_slot_offset)
-    columns = (
-        table.segment.take(rows),
-        offsets,
-        table.generation.take(rows),
-        table.checksum.take(rows),
-    )
-    for column in columns:
-        column.flags.writeable = False
-    return BlockColumns(layout, first_page, *columns)
+def columns_of_needs(
+    state: State,
+    session: Session,
+    layouts: Sequence[int],
+    first_pages: Sequence[int],
+    blocks: Sequence[U32],
+) -> list[BlockColumns]:
+    """Where the block rows of each need lie.  Gathered for all needs at once, then cut; read-only,
+    since several answers may share them."""
+    table = state.blocks
+    rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    segments, generations = table.segment.take(rows), table.generation.take(rows)
+    checksums, offsets = table.checksum.take(rows), table.slot.take(rows).astype(np.uint64)
+    for array in (segments, generations, checksums):
+        array.flags.writeable = False
+    columns, stop = [], 0
+    for layout, first_page, part in zip(layouts, first_pages, blocks, strict=True):
+        cut = slice(stop, stop := stop + len(part))
+        kind = session.kinds[layout]
+        here = offsets[cut]
+        here *= np.uint64(kind.slot_bytes)
+        here += np.uint64(kind.first_slot_offset)
+        here.flags.writeable = False
+        columns.append(
+            BlockColumns(layout, first_page, segments[cut], here, generations[cut], checksums[cut])
+        )
+    return columns
 
 
 def _blocks_of_needs(
