@@ -30,6 +30,7 @@ class Carriers:
             budget=budget,
             calls_max=limits.calls_per_connection,
             handshake_seconds=deadlines.handshake_seconds,
+            frame_seconds=deadlines.frame_seconds,
             idle_write_seconds=deadlines.idle_write_seconds,
         )
         self.remote: RemoteListener | None = None

@@ -26,7 +26,14 @@ from anchorstore.server.admin import Admin
 from anchorstore.server.peer import Peer
 from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
-from anchorstore.transport.frames import MESSAGES, Kind, Method, encode, parse_body
+from anchorstore.transport.frames import (
+    BODY_BYTES_MAX,
+    MESSAGES,
+    Kind,
+    Method,
+    encode,
+    parse_body,
+)
 from anchorstore.wire.status import error_message
 
 T = TypeVar("T")
@@ -66,6 +73,11 @@ class NullObserver:
 def error_frame(error: AnchorStoreError, method: Method, call_id: int) -> bytes:
     """A refusal on the wire."""
     return encode(Kind.ERROR, method, call_id, error_message(error).SerializeToString())
+
+
+def is_refusal(answer: bytes | None) -> bool:
+    """Whether this frame is one; not yet where the answer is still to come."""
+    return answer is not None and answer[3] == Kind.ERROR
 
 
 class Dispatcher:
@@ -140,8 +152,15 @@ class Dispatcher:
         return self._reply(method, call_id, result, started)
 
     def _reply(self, method: Method, call_id: int, result: Message, started: float) -> bytes:
+        body = result.SerializeToString()
+        if len(body) > BODY_BYTES_MAX:
+            error = InvalidRequest(
+                f"{NAMES[method]}: an answer of {len(body)} bytes, limit {BODY_BYTES_MAX}: ask for "
+                "less at a time"
+            )
+            return self._refusal(method, call_id, error, started)
         self.observer.call_ended(NAMES[method], "ok", self.clock.now() - started)
-        return encode(Kind.REPLY, method, call_id, result.SerializeToString())
+        return encode(Kind.REPLY, method, call_id, body)
 
     def _refusal(
         self, method: Method, call_id: int, error: AnchorStoreError, started: float

@@ -5,12 +5,12 @@
     data_received -> frames.Parser -> Dispatcher.answer -> transport.write
                                       |  no await: a lookup is answered within one wake-up
                                       +- Seal: answered when its copies are done
-    Map: the answer's bytes and the descriptors leave in one sendmsg on a duplicate of the socket,
-         once everything written before has left
+    Map: the answer leaves with its descriptors (outbox.py)
 
 The kernel names the peer's user (SO_PEERCRED); its domain follows from that.  Whatever breaks the
 framing gets one refusal and is cut off.  A peer that sends faster than it is served, or does not
-read its answers, is not read from until it has caught up.
+read its answers, is not read from until it has caught up.  However many calls a peer sends at
+once, the others' turn comes after a few of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import struct
 from typing import Any
 
 from anchorstore.errors import AnchorStoreError, CapacityFull, ConfigError, InvalidRequest
-from anchorstore.server.dispatch import Dispatcher, error_frame
+from anchorstore.server.dispatch import Dispatcher, error_frame, is_refusal
 from anchorstore.server.limits import ConnectionBudget
+from anchorstore.server.outbox import Outbox, close_all
 from anchorstore.server.peer import Carrier, Peer
 from anchorstore.transport.frames import Frame, Kind, Method, Parser, encode, parse_body
 from anchorstore.wire.v1 import store_pb2 as pb
@@ -35,7 +36,7 @@ from anchorstore.wire.v1 import store_pb2 as pb
 PATH_BYTES_MAX = 107  # sun_path without its end
 BACKLOG = 128
 WRITE_BUFFER_BYTES_HIGH = 4 * 2**20
-RETRY_SECONDS = 0.001
+CALLS_PER_TURN = 16
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -48,6 +49,8 @@ class LocalListener:
         budget: connections that it does not cover are closed at once.
         calls_max: calls of one connection in progress at once.
         handshake_seconds: a connection that has not made a valid call by then is closed.
+        frame_seconds: from a frame's first bytes to its last.
+        idle_write_seconds: a peer that reads none of its answers for this long is cut off.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class LocalListener:
         budget: ConnectionBudget,
         calls_max: int,
         handshake_seconds: float,
+        frame_seconds: float,
         idle_write_seconds: float,
     ) -> None:
         self.path, self._mode, self.dispatcher = pathlib.Path(path), mode, dispatcher
         self.budget, self.calls_max = budget, calls_max
-        self.handshake_seconds, self.idle_write_seconds = handshake_seconds, idle_write_seconds
+        self.handshake_seconds, self.frame_seconds = handshake_seconds, frame_seconds
+        self.idle_write_seconds = idle_write_seconds
         self.connections: set[LocalConnection] = set()
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
@@ -143,20 +148,20 @@ class LocalConnection(asyncio.Protocol):
         self._parser = Parser()
         self._peer = Peer(Carrier.UNIX, "unix")
         self._waiting: collections.deque[Frame] = collections.deque()
-        self._outbox: collections.deque[tuple[bytes, list[int]]] = collections.deque()
         self._calls = 0
         self._has_called = False
         self._is_reading = True
-        self._peer_is_slow = False
+        self._is_paused = False
         self._is_open = False
+        self._turn: asyncio.Handle | None = None
         self._transport: Any = None  # uvloop's transports share no base with asyncio's
-        self._twin: socket.socket | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._outbox = Outbox(transport, self._held_back_or_not)
         listener, observer = self._listener, self._dispatcher.observer
         if not listener.budget.take():
             observer.connection_refused("unix", "limit")
@@ -178,19 +183,16 @@ class LocalConnection(asyncio.Protocol):
         self._is_open = True
         listener.connections.add(self)
         observer.connection_opened("unix")
-        self._arm(listener.handshake_seconds, "handshake")
+        self._arm("handshake", listener.handshake_seconds)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._is_open:
             return
         self._is_open = False
-        self._disarm()
-        for _, descriptors in self._outbox:
-            _close_all(descriptors)
-        self._outbox.clear()
+        for reason in list(self._timers):
+            self._disarm(reason)
+        self._outbox.close()
         self._waiting.clear()
-        if self._twin is not None:
-            self._twin.close()
         self._listener.connections.discard(self)
         self._listener.budget.give()
         self._dispatcher.observer.connection_closed("unix")
@@ -206,25 +208,41 @@ class LocalConnection(asyncio.Protocol):
         except InvalidRequest as error:
             self._cut_off(error)
             return
+        if frames or not self._parser.held_bytes:
+            self._disarm("frame")
+        if self._parser.held_bytes:
+            self._arm("frame", self._listener.frame_seconds)
         self._waiting.extend(frames)
         self._serve()
 
     def pause_writing(self) -> None:
-        self._peer_is_slow = True
-        self._arm(self._listener.idle_write_seconds, "slow")
-        if not self._transport.is_closing():
-            self._read_if(wanted=False)
+        self._is_paused = True
+        self._held_back_or_not()
 
     def resume_writing(self) -> None:
-        self._peer_is_slow = False
-        self._disarm()
-        self._serve()
+        self._is_paused = False
+        self._held_back_or_not()
+
+    def _held_back_or_not(self) -> None:
+        """The peer has to read before it is served on, or has caught up."""
+        if not self.is_held_back:
+            self._disarm("slow")
+            self._serve()
+            return
+        self._arm("slow", self._listener.idle_write_seconds)
+        if not self._transport.is_closing():
+            self._read_if(wanted=False)
 
     # ---- calls ----
 
     def _serve(self) -> None:
         """Answers what waits, as far as the limits allow; stops reading beyond them."""
+        left = CALLS_PER_TURN
         while self._waiting and self._may_go_on():
+            if not left:
+                self._serve_later()
+                break
+            left -= 1
             frame = self._waiting.popleft()
             header = frame.header
             if header.kind is not Kind.REQUEST:
@@ -240,11 +258,21 @@ class LocalConnection(asyncio.Protocol):
                 self._calls += 1
             else:
                 self._send(answer)
-            if not self._has_called:
+            if not self._has_called and (self._peer.sessions or not is_refusal(answer)):
                 self._has_called = True
-                self._disarm()
+                self._disarm("handshake")
         if self._is_open and not self._transport.is_closing():
-            self._read_if(self._may_go_on())
+            self._read_if(self._may_go_on() and not self._waiting)
+
+    def _serve_later(self) -> None:
+        """Goes on in the event loop's next round, after everybody else."""
+
+        def turn() -> None:
+            self._turn = None
+            self._serve()
+
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(turn)
 
     def _read_if(self, wanted: bool) -> None:
         if wanted and not self._is_reading:
@@ -254,7 +282,7 @@ class LocalConnection(asyncio.Protocol):
         self._is_reading = wanted
 
     def _may_go_on(self) -> bool:
-        return self._is_open and not self._peer_is_slow and self._calls < self._listener.calls_max
+        return self._is_open and not self.is_held_back and self._calls < self._listener.calls_max
 
     def _answer_later(self, answer: bytes) -> None:
         self._calls -= 1
@@ -283,48 +311,12 @@ class LocalConnection(asyncio.Protocol):
     # ---- bytes out ----
 
     def _send(self, data: bytes, descriptors: list[int] | None = None) -> None:
-        if not descriptors and not self._outbox:
-            self._transport.write(data)
-            return
-        self._outbox.append((data, descriptors or []))
-        if len(self._outbox) == 1:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Sends what waits in order; what carries descriptors goes past the transport."""
-        while self._outbox and self._is_open:
-            data, descriptors = self._outbox[0]
-            if descriptors:
-                sent = self._send_descriptors(data, descriptors)
-                if sent == 0:
-                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
-                    return
-                _close_all(descriptors)
-                data = data[sent:]
-            self._outbox.popleft()
-            if data:
-                self._transport.write(data)
-
-    def _send_descriptors(self, data: bytes, descriptors: list[int]) -> int:
-        """Bytes of `data` that left with the descriptors; 0 where the socket is not free."""
-        if self._transport.get_write_buffer_size():
-            return 0
-        if self._twin is None:
-            number = self._transport.get_extra_info("socket").fileno()
-            self._twin = socket.socket(fileno=os.dup(number))
-            self._twin.setblocking(False)
-        try:
-            return socket.send_fds(self._twin, [data], descriptors)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.close()
-            return len(data)
+        self._outbox.send(data, descriptors)
 
     @property
     def is_held_back(self) -> bool:
         """Whether the peer must read its answers before it is read from again."""
-        return self._peer_is_slow
+        return self._is_paused or self._outbox.waits
 
     @property
     def unsent_bytes(self) -> int:
@@ -341,19 +333,24 @@ class LocalConnection(asyncio.Protocol):
         self._send(error_frame(error, Method.ATTACH, 0))
         self._transport.close()
 
-    def _arm(self, seconds: float, reason: str) -> None:
-        self._disarm()
+    def _arm(self, reason: str, seconds: float) -> None:
+        """Starts a timer, where it does not run yet; at its end so does the connection."""
 
         def late() -> None:
+            del self._timers[reason]
+            if reason == "frame" and not self._is_reading:
+                self._arm(reason, seconds)  # it is we who keep the rest of the frame waiting
+                return
             self._dispatcher.observer.connection_refused("unix", reason)
             self.close()
 
-        self._timer = asyncio.get_running_loop().call_later(seconds, late)
+        if reason not in self._timers:
+            self._timers[reason] = asyncio.get_running_loop().call_later(seconds, late)
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _disarm(self, reason: str) -> None:
+        timer = self._timers.pop(reason, None)
+        if timer is not None:
+            timer.cancel()
 
     def close(self) -> None:
         """Ends the connection now."""
@@ -367,11 +364,6 @@ def _duplicates(descriptors: list[int]) -> list[int]:
         for descriptor in descriptors:
             made.append(os.dup(descriptor))
     except OSError as error:
-        _close_all(made)
+        close_all(made)
         raise CapacityFull(f"map: no descriptor is left: {error.strerror}") from error
     return made
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -32,6 +32,7 @@ from anchorstore.server.dispatch import Dispatcher, error_frame
 from anchorstore.server.limits import ConnectionBudget, TcpLimits
 from anchorstore.server.peer import Carrier, Peer
 from anchorstore.server.service import Service
+from anchorstore.tiers.dram import Staging
 from anchorstore.transport.frames import (
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -48,6 +49,7 @@ T = TypeVar("T")
 BACKLOG = 128
 SEND_BYTES = 4 * 2**20  # one timeout covers this much
 JOIN_BYTES = 64 * 1024  # smaller blocks are gathered before they are sent
+BODY_STEP_BYTES = 64 * 1024  # a body takes memory as it comes, not as its header promises
 KEEPALIVE_PROBES = 3
 STOP_SECONDS = 2.0
 
@@ -139,17 +141,26 @@ class RemoteListener:
             thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             with self._lock:
                 self._connections[connection] = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the host gives no more threads: one peer less
+                self._forget(connection)
+                self.dispatcher.observer.connection_refused("tcp", "limit")
+                sock.close()
+            del connection, thread  # or the last peer's memory would stay until the next one comes
 
     def _serve(self, connection: RemoteConnection) -> None:
         self.dispatcher.observer.connection_opened("tcp")
         try:
             connection.serve()
         finally:
-            with self._lock:
-                self._connections.pop(connection, None)
-            self.budget.give()
+            self._forget(connection)
             self.dispatcher.observer.connection_closed("tcp")
+
+    def _forget(self, connection: RemoteConnection) -> None:
+        with self._lock:
+            self._connections.pop(connection, None)
+        self.budget.give()
 
     @property
     def connections_open(self) -> int:
@@ -183,7 +194,7 @@ class RemoteConnection:
         assert listener.caller is not None, "start() comes first"
         self._caller = listener.caller
         self._peer = Peer(Carrier.TCP, name)
-        self._staging: dict[bytes, memoryview] = {}
+        self._staging: dict[bytes, Staging] = {}
         self._began = time.monotonic()
 
     def close(self) -> None:
@@ -264,15 +275,22 @@ class RemoteConnection:
         header = parse_header(head, payload_bytes_max=PAYLOAD_BYTES_MAX)
         if header.kind is not Kind.REQUEST:
             raise InvalidRequest(f"a client sends requests, not {header.kind.name}")
-        body = bytearray(header.body_bytes)
-        self._receive(memoryview(body), deadline)
+        body = self._receive_body(header.body_bytes, deadline)
         if header.method is Method.WRITE:
-            self._write(header, bytes(body), deadline)
+            self._write(header, body, deadline)
         elif header.method is Method.READ:
-            self._read(header, bytes(body))
+            self._read(header, body)
         else:
-            self._call(header, bytes(body))
+            self._call(header, body)
         return True
+
+    def _receive_body(self, size: int, deadline: float) -> bytes:
+        body = bytearray()
+        while len(body) < size:
+            part = bytearray(min(size - len(body), BODY_STEP_BYTES))
+            self._receive(memoryview(part), deadline)
+            body += part
+        return bytes(body)
 
     # ---- calls ----
 
@@ -312,16 +330,17 @@ class RemoteConnection:
     def _target(self, request: pb.WriteRequest, size: int) -> memoryview:
         """The part of the session's staging memory that the payload fills."""
         staging = self._staging.get(request.session_id)
-        if staging is None or request.session_id not in self._peer.sessions:
-            found = self._on_loop("write", lambda: self._service.staging_of(request, self._peer))
-            staging = self._staging[request.session_id] = memoryview(found.memory)
+        if staging is None or staging.is_closed:
+            self._staging = {key: one for key, one in self._staging.items() if not one.is_closed}
+            staging = self._on_loop("write", lambda: self._service.staging_of(request, self._peer))
+            self._staging[request.session_id] = staging
         start, stop = request.staging_offset, request.staging_offset + size
-        if stop > len(staging):
+        if stop > staging.size_bytes:
             raise InvalidRequest(
-                f"write: bytes {start} to {stop} lie outside the {len(staging)} bytes of staging "
-                "memory"
+                f"write: bytes {start} to {stop} lie outside the {staging.size_bytes} bytes of "
+                "staging memory"
             )
-        return staging[start:stop]
+        return memoryview(staging.memory)[start:stop]
 
     def _discard(self, size: int, deadline: float) -> None:
         scratch = memoryview(bytearray(min(size, SEND_BYTES)))

@@ -46,7 +46,7 @@ from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
 
 DESCRIPTORS_MAX = 250  # the kernel passes at most 253 at a time (SCM_MAX_FD)
-DECLINED = 3
+DECLINED = b"\3"
 CLIENT_NAME_CHARACTERS = 128
 
 
@@ -232,15 +232,15 @@ class Service:
         path_hashes = request.path_hashes
         pages = convert.hash_count(path_hashes, self.limits.pages_per_call)
         convert.check_digest("parent_hash", request.parent_hash)
+        layouts = convert.counted("layouts", request.layouts, self.limits.layouts_per_session)
         if self.is_draining:
-            verdicts = bytes([DECLINED]) * (pages * len(request.layouts))
-            return pb.ReserveResponse(verdicts=verdicts, reason="draining")
+            return pb.ReserveResponse(verdicts=DECLINED * (pages * len(layouts)), reason="draining")
         result = self.core.reserve(
             session_id,
             request.parent_hash,
             request.first_page,
             path_hashes,
-            list(request.layouts),
+            layouts,
             convert.check_lineage(request.lineage),
             self.clock.now(),
         )
@@ -313,7 +313,7 @@ class Service:
         lineage = convert.check_lineage(request.max_lineage)
         now = self.clock.now()
         if request.release_leases:
-            self.core.release(session_id, list(request.release_leases), now)
+            self.core.release(session_id, convert.lease_ids(request.release_leases), now)
         result = self.core.lookup(
             session_id,
             path_hashes,
@@ -327,13 +327,13 @@ class Service:
     def renew(self, request: pb.RenewRequest, peer: Peer) -> pb.RenewResponse:
         """Extends leases; names those that had ended."""
         session_id = self.session_of(request, peer)
-        lost = self.core.renew(session_id, list(request.lease_ids), self.clock.now())
+        lost = self.core.renew(session_id, convert.lease_ids(request.lease_ids), self.clock.now())
         return pb.RenewResponse(lost=lost)
 
     def release(self, request: pb.ReleaseRequest, peer: Peer) -> pb.ReleaseResponse:
         """Ends leases; one that has ended already is no error."""
         session_id = self.session_of(request, peer)
-        self.core.release(session_id, list(request.lease_ids), self.clock.now())
+        self.core.release(session_id, convert.lease_ids(request.lease_ids), self.clock.now())
         return pb.ReleaseResponse()
 
     # ---- bytes beside the messages ----

@@ -19,6 +19,7 @@ changes gets new memory: whoever still maps the old one keeps only the old bytes
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -214,17 +215,22 @@ class DramTier:
 class Staging:
     """The memory that one session writes; the daemon reads it (or fills it for a remote one).
 
-    It lives until the session has ended and the last copy out of it is done.
+    It lives until the session has ended and the last copy out of it is done.  Its pages go back to
+    the host when it is closed, whoever still maps it: blocks of an ended session never get sealed.
     """
 
     def __init__(self, size: int) -> None:
         self.descriptor, mapping = _memfd("anchorstore-staging", size)
         fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-        self.size_bytes = size
+        self.size_bytes, self.is_closed = size, False
+        self._mapping = mapping
 
     def close(self) -> None:
-        """Closes the descriptor; views of the memory stay good until they are dropped."""
+        """Gives the pages back; views of the memory stay good, but show zeros."""
+        self.is_closed = True
+        with contextlib.suppress(OSError):  # else they go with the last mapping
+            self._mapping.madvise(mmap.MADV_REMOVE)
         os.close(self.descriptor)
 
 

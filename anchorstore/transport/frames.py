@@ -152,21 +152,25 @@ class Parser:
 
     def __init__(self) -> None:
         self._held = bytearray()
+        self._wanted = HEADER_BYTES  # held bytes below this complete nothing
 
     def feed(self, data: bytes) -> list[Frame]:
         """Frames completed by `data`, in order."""
         if self._held:
             self._held += data
+            if len(self._held) < self._wanted:
+                return []  # a frame in many pieces is cut once, not copied for each of them
             data = bytes(self._held)
-        frames, start = [], 0
+        frames, start, wanted = [], 0, HEADER_BYTES
         while len(data) - start >= HEADER_BYTES:
             header = parse_header(memoryview(data)[start : start + HEADER_BYTES])
             stop = start + HEADER_BYTES + header.body_bytes
             if len(data) < stop:
+                wanted = stop - start
                 break
             frames.append(Frame(header, data[start + HEADER_BYTES : stop]))
             start = stop
-        self._held = bytearray(data[start:])
+        self._held, self._wanted = bytearray(data[start:]), wanted
         return frames
 
     @property

@@ -22,6 +22,7 @@ from anchorstore.wire.v1 import store_pb2 as store
 
 LINEAGE_ANY = 255
 SESSION_ID_BYTES = 16
+LEASES_PER_CALL = 16384  # renewed or released; the client's calls name some thousand at most
 
 assert sys.byteorder == "little", "columns travel as they lie in memory"
 
@@ -88,6 +89,19 @@ def check_lineage(value: int) -> int:
     if value > LINEAGE_ANY:
         raise InvalidRequest(f"lineage {value}, limit {LINEAGE_ANY}")
     return value
+
+
+def counted(name: str, values: Sequence[int], limit: int) -> list[int]:
+    """A repeated field's values; InvalidRequest above `limit`: millions fit into one frame, and
+    the event loop would walk them while everybody else waits."""
+    if len(values) > limit:
+        raise InvalidRequest(f"{name} has {len(values)} entries, limit {limit} a call")
+    return list(values)
+
+
+def lease_ids(values: Sequence[int]) -> list[int]:
+    """The leases that a Renew, a Release or a Lookup names."""
+    return counted("leases", values, LEASES_PER_CALL)
 
 
 def column(data: bytes, dtype: str, name: str, length: int | None = None) -> npt.NDArray[Any]:
