@@ -26,7 +26,6 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -48,6 +47,7 @@ SIZES = (64 * 1024, MIB, 4 * MIB)
 WORKING_SET_BYTES = 512 * MIB
 STAGING_BYTES = 256 * MIB
 PATH_PAGES = 512
+PATHS = 24
 PARTS = ("lookups", "blocks", "clients")
 HASH_BYTES = 32
 WINDOW = NeedWindow(1, ratio=0.05, max_rows=512, rows_per_page=4)
@@ -199,18 +199,21 @@ def bench_blocks(address: str, base: Floor, size: int, batch: int, effort: Effor
     return results
 
 
-class Path:
-    """A stored path of 512 pages, kv and anchors, and lookups of it."""
+class Paths:
+    """Stored paths of 512 pages, kv and anchors, and lookups of them in turn."""
 
     def __init__(self, address: str, layouts: Sequence[Layout] = SMALL) -> None:
         self.client = connect(address, layouts)
-        self.hit = random_hashes(PATH_PAGES)
+        self.hits = [random_hashes(PATH_PAGES) for _ in range(PATHS)]
         half = HASH_BYTES * (PATH_PAGES // 2)
-        self.half = self.hit[:half] + random_hashes(PATH_PAGES // 2)
-        self.miss = random_hashes(PATH_PAGES)
-        self.holes = random_hashes(PATH_PAGES)
-        self._put(self.hit, range(PATH_PAGES))
-        self._put(self.holes, [page for page in range(PATH_PAGES) if page % 8 != 7])
+        self.halves = [hit[:half] + random_hashes(PATH_PAGES // 2) for hit in self.hits]
+        self.misses = [random_hashes(PATH_PAGES) for _ in range(PATHS)]
+        self.holes = [random_hashes(PATH_PAGES) for _ in range(PATHS)]
+        for hit, hole in zip(self.hits, self.holes, strict=True):
+            self._put(hit, range(PATH_PAGES))
+            self._put(hole, [page for page in range(PATH_PAGES) if page % 8 != 7])
+        self._turn = 0
+        self._asked = self.hits[0]
 
     def _put(self, hashes: bytes, pages: Sequence[int]) -> None:
         root = self.client.root_digest
@@ -222,9 +225,20 @@ class Path:
                     reservation.buffer(page, layout)[:] = bytes(self.client.block_bytes(layout))
             reservation.seal()
 
-    def lookup(self, hashes: bytes, pages: int) -> None:
-        with self.client.lookup(hashes, [NeedAll(0, 0), WINDOW]) as window:
+    def ask(self, paths: Sequence[bytes], pages_of_its_own: int) -> None:
+        """The next question: one of `paths` and pages that nobody has, as a new request brings
+        them.  The daemon remembers its last answers, so a question comes twice only on purpose."""
+        self._turn += 1
+        self._asked = paths[self._turn % len(paths)] + random_hashes(pages_of_its_own)
+
+    def lookup(self, pages: int) -> None:
+        """The question's answer, which must be so many pages."""
+        with self.client.lookup(self._asked, [NeedAll(0, 0), WINDOW]) as window:
             assert window.resume_pages == pages, (window.resume_pages, window.miss)
+
+    def floor_lookup(self, base: Floor, reply_bytes: int) -> None:
+        """The floor's answer to the same question."""
+        base.lookup(self._asked, reply_bytes)
 
     def reply_bytes(self, hashes: bytes) -> int:
         """Bytes of the daemon's reply: 24 a block and the message around them."""
@@ -239,39 +253,46 @@ def bench_lookups(address: str, base: Floor, effort: Effort) -> list[Result]:
     The floor of each case walks a dict over the same hashes, as far as they match, and answers as
     many bytes.
     """
-    path = Path(address)
+    known = Paths(address)
     cases = {
-        "lookup_hit_at_end": (path.hit, PATH_PAGES, PATH_PAGES),
-        "lookup_hit_in_middle": (path.half, PATH_PAGES // 2, PATH_PAGES // 2),
-        "lookup_miss": (path.miss, 0, 0),
-        "lookup_holes": (path.holes, 7, 7),
+        "lookup_hit_at_end": (known.hits, PATH_PAGES, 1),
+        "lookup_hit_at_end_asked_again": (known.hits[:1], PATH_PAGES, 0),
+        "lookup_hit_in_middle": (known.halves, PATH_PAGES // 2, 1),
+        "lookup_miss": (known.misses, 0, 1),
+        "lookup_holes": (known.holes, 7, 1),
     }
     results = []
-    for case, (hashes, pages, known) in cases.items():
-        base.keep(hashes[: HASH_BYTES * known])
-        reply = path.reply_bytes(hashes)
+    for case, (paths, pages, own) in cases.items():
+        for path in paths:
+            base.keep(path[: HASH_BYTES * pages])
+        reply = known.reply_bytes(paths[0])
+        known.ask(paths, own)
         operations: dict[str, harness.Operation] = {
-            "floor": functools.partial(base.lookup, hashes, reply),
-            case: functools.partial(path.lookup, hashes, pages),
+            "floor": functools.partial(known.floor_lookup, base, reply),
+            case: functools.partial(known.lookup, pages),
         }
-        taken = harness.interleave(operations, effort.rounds, effort.per_round)
+        prepare = {case: functools.partial(known.ask, paths, own)}
+        taken = harness.interleave(operations, effort.rounds, effort.per_round, prepare)
         floor_line = harness.report("floor", taken, batch=PATH_PAGES)
         results.append(dataclasses.replace(floor_line, case=f"floor_of_{case}"))
         results.append(harness.report(case, taken, batch=PATH_PAGES))
-    path.client.close()
+    known.client.close()
     return results
 
 
-def _many(address: str, barrier: Any, case: str, operations: int, out: Any) -> None:
+def _many(address: str, barrier: object, case: str, operations: int, out: object) -> None:
     """One of several client processes."""
+    action: harness.Operation
+    prepare: dict[str, harness.Operation] = {}
     if case == "get_copied_out":
         action = Blocks(address, MIB, 1).get_copied_out
     else:
-        path = Path(address)
-        action = functools.partial(path.lookup, path.hit, PATH_PAGES)
-    barrier.wait()
-    taken = harness.interleave({case: action}, 1, operations)
-    out.put(taken[case][0])
+        known = Paths(address)
+        action = functools.partial(known.lookup, PATH_PAGES)
+        prepare = {case: functools.partial(known.ask, known.hits, 1)}
+    barrier.wait()  # type: ignore[attr-defined]
+    taken = harness.interleave({case: action}, 1, operations, prepare)
+    out.put(taken[case][0])  # type: ignore[attr-defined]
 
 
 def bench_clients(address: str, clients: int, effort: Effort) -> list[Result]:
