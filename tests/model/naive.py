@@ -93,7 +93,7 @@ class NaivePool:
         self.unused = list(range(config.segments))
         self.segments: dict[int, Segment] = {}
         self.next_id = 1
-        self.pressed: dict[SlotClass, int] = {}
+        self.patience: dict[SlotClass, int] = {}
 
     def allowed(self, component: Component) -> int:
         share = self.config.component_share.get(component, 0)
@@ -139,7 +139,7 @@ class NaivePool:
     def pass_on(self, segment_id: int, slot_class: SlotClass) -> None:
         old = self.segments.pop(segment_id)
         if not self.of_class(old.slot_class):
-            self.pressed.pop(old.slot_class, None)
+            self.patience.pop(old.slot_class, None)
         self.format(old.index, slot_class, old.holders)
 
     def extend(self, slot_class: SlotClass) -> bool:
@@ -276,11 +276,18 @@ class NaiveStore:
         """1 where a segment of another class, colder than the next victim, changed hands."""
         if not self.pool.of_class(slot_class):
             return 0
-        pressed = self.pool.pressed.get(slot_class, 0) + missing
-        self.pool.pressed[slot_class] = pressed
-        if pressed < self.pool.slots(slot_class[2]):
+        patience = self.pool.patience.get(slot_class, 0)
+        if patience > 0:
+            self.pool.patience[slot_class] = patience - missing
             return 0
-        self.pool.pressed[slot_class] = 0
+        if self.take_coldest(slot_class, inside, before):
+            return 1
+        self.pool.patience[slot_class] = self.pool.slots(slot_class[2]) - missing
+        return 0
+
+    def take_coldest(
+        self, slot_class: SlotClass, inside: Callable[[Block], bool], before: int
+    ) -> int:
         leaves = [
             page.stamp
             for page in self.pages.values()

@@ -23,13 +23,25 @@ from anchorstore.server.core.state import State
 
 
 def take_colder(state: State, slot_class: SlotClass, missing: int, before: int) -> bool:
-    """Rule 3.  `missing` slots are to be evicted for; whether a segment came instead."""
+    """Rule 3.  `missing` slots are to be evicted for; whether a segment came instead.
+
+    A look reads all blocks.  One that finds a segment has paid for itself; after one in vain the
+    class evicts a segment's worth of its own blocks before it looks again.
+    """
     if not slot_class.segments:
         return False
-    slot_class.pressed_slots += missing
-    if slot_class.pressed_slots < state.pool.shape(slot_class.slot_bytes).slots:
+    if slot_class.patience_slots > 0:
+        slot_class.patience_slots -= missing
         return False
-    slot_class.pressed_slots = 0
+    if _take_coldest(state, slot_class, before):
+        return True
+    slot_class.patience_slots = state.pool.shape(slot_class.slot_bytes).slots - missing
+    return False
+
+
+def _take_coldest(state: State, slot_class: SlotClass, before: int) -> bool:
+    """Empties the coldest segment of the component's other classes for this one, where all of it
+    was used before the class's own next victim."""
     others = [
         segment
         for segment in state.pool.segments_of(slot_class.component)

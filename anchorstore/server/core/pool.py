@@ -16,9 +16,8 @@ its own class.  How a class that has none gets one (the first rule that applies)
     1  an unused segment           while the component holds fewer than its share
     2  an empty segment            of the same component, of any class
     3  the coldest segment         of the component's other classes, emptied: where all of it was
-                                   used before the class's own next victim.  Looked for once per
-                                   segment's worth of slots, so that idle memory flows to whoever
-                                   needs it (balancing.py)
+                                   used before the class's own next victim.  After a look in
+                                   vain, not for a segment's worth of slots (balancing.py)
     4  an evicted block            of the class itself (policy.py)
     5  the oldest segment, emptied of the same component, if the class holds none (balancing.py)
     6  declined
@@ -45,8 +44,8 @@ from anchorstore.transport.segment import SegmentShape
 class SlotClass:
     """Segments that can serve one another's blocks.
 
-    `kinds` counts the kinds that use it, `pressed_slots` the slots that it had to evict for since
-    it last looked for a colder segment.
+    `kinds` counts the kinds that use it, `patience_slots` the slots that it evicts for itself
+    before it looks for a colder segment again.
     """
 
     class_id: int
@@ -55,7 +54,7 @@ class SlotClass:
     slot_bytes: int
     segments: list[Segment] = dataclasses.field(default_factory=list)
     kinds: int = 0
-    pressed_slots: int = 0
+    patience_slots: int = 0
 
     @property
     def key(self) -> tuple[str, Component, int]:
@@ -197,7 +196,7 @@ class Pool:
         ceiling = 0 if fresh else segment.slab.ceiling()
         old.segments.remove(segment)
         if not old.segments:
-            old.pressed_slots = 0
+            old.patience_slots = 0
         del self.by_id[segment.segment_id]
         self._format(segment.index, slot_class, ceiling, fresh, segment.holders)
         self.forget_class_if_idle(old)

@@ -197,6 +197,7 @@ def test_segment_of_an_idle_class_flows_to_the_one_that_is_pressed() -> None:
     for number in range(8):
         busy.put(busy.path(1, str(number)))
     assert idle.present(idle.path(4)) == [False, False, True, True], "one segment came over"
+    assert all(busy.present(busy.path(1, str(n)))[0] for n in range(8)), "nothing hot was lost"
     for number in range(8, 20):
         busy.put(busy.path(1, str(number)))
     assert idle.present(idle.path(4)) == [False] * 4
