@@ -45,8 +45,13 @@ def _lines(path: pathlib.Path, key: str) -> list[tuple[int, str]]:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {path} is not text: {error}") from error
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
-    return [(number, line) for number, line in lines if line and not line.startswith("#")]
+    found = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    if not found:  # without tokens everybody would be let in
+        raise ConfigError(f"{key}: no token in {path}")
+    return found
 
 
 def _token(domain: str, secret: str, where: str) -> Token:
@@ -63,6 +68,8 @@ def read_tokens(path: pathlib.Path) -> list[Token]:
         if len(words) != 2:
             raise ConfigError(f'{path}:{number}: {len(words)} words, must be "domain token"')
         tokens.append(_token(words[0], words[1], f"{path}:{number}"))
+        if tokens[-1].secret in {token.secret for token in tokens[:-1]}:
+            raise ConfigError(f"{path}:{number}: the token stands above already")
     return tokens
 
 

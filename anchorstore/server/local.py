@@ -30,6 +30,7 @@ from anchorstore.server.dispatch import Dispatcher, error_frame, is_refusal
 from anchorstore.server.limits import ConnectionBudget
 from anchorstore.server.outbox import Outbox, close_all
 from anchorstore.server.peer import Carrier, Peer
+from anchorstore.server.socket_lock import give_lock, take_lock
 from anchorstore.transport.frames import Frame, Kind, Method, Parser, encode, parse_body
 from anchorstore.wire.v1 import store_pb2 as pb
 
@@ -72,6 +73,7 @@ class LocalListener:
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
         self._inode: int | None = None
+        self._lock: int | None = None
 
     def bind(self) -> None:
         """Takes the path; ConfigError where it cannot be had."""
@@ -80,6 +82,7 @@ class LocalListener:
             raise ConfigError(
                 f"listen.socket: {self.path} has {size} bytes, limit {PATH_BYTES_MAX}"
             )
+        self._lock = take_lock(self.path)
         _remove_stale(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -116,6 +119,9 @@ class LocalListener:
         with contextlib.suppress(FileNotFoundError):
             if self._inode is not None and os.stat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
+        if self._lock is not None:
+            give_lock(self.path, self._lock)
+            self._lock = None
 
 
 def _remove_stale(path: pathlib.Path) -> None:
