@@ -52,7 +52,7 @@ tidy: .venv/.wheel .venv-proto/.done ## style, types, floors, budgets, documents
 bench: .venv/.wheel ## the store's speed beside memcpy and the floor (ARGS="--json --peers")
 	@$(BIN)/python -m benchmarks.store $(ARGS)
 
-soak: .venv/.wheel ## the long runs: tests marked slow, deeper searches
+soak: .venv/.wheel ## the long runs, hours: every test marked slow
 	@scripts/ensure_redis.sh
 	@$(BIN)/python scripts/lanes.py --soak $(LANES)
 

@@ -44,12 +44,12 @@ TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_store_long_walk_agrees_with_naive_store(seed: int) -> None:
+def long_walk(seed: int, steps: int) -> Walk:
+    """`steps` random operations; what was walked, at its end."""
     source = random.Random(seed)
     walk = Walk(source.randrange)
     names, often = list(OPERATIONS), list(OPERATIONS.values())
-    for step in range(STEPS):
+    for step in range(steps):
         operation = source.choices(names, often)[0]
         try:
             getattr(walk, operation)()
@@ -60,6 +60,12 @@ def test_store_long_walk_agrees_with_naive_store(seed: int) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}, step {step}: {operation}")
             raise
+    return walk
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_store_long_walk_agrees_with_naive_store(seed: int) -> None:
+    walk = long_walk(seed, STEPS)
     exercised = walk.store.counters
     for name in (
         *("blocks_sealed", "blocks_replaced", "blocks_thinned", "blocks_mismatch"),
