@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection
 from anchorstore.errors import AnchorStoreError, ConfigError, DeadlineExceeded, code_of
 from anchorstore.server.dispatch import Dispatcher
 from anchorstore.server.peer import Carrier, Peer
-from anchorstore.transport.frames import BODY_BYTES_MAX, MESSAGES, Method
+from anchorstore.transport.frames import BODY_BYTES_MAX, MESSAGES, Method, parse_body
 from anchorstore.wire.status import CODE_METADATA_KEY, RETRY_METADATA_KEY, STATUS_OF_CODE
 from anchorstore.wire.v1 import admin_pb2, store_pb2
 
@@ -130,24 +130,24 @@ class RpcServer:
         await self._server.stop(grace=None)
 
     def _handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
-        request_class, response_class = MESSAGES[method]
+        _, response_class = MESSAGES[method]
 
-        async def serve(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
-            return await self._serve(method, request, context)
+        async def serve(body: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+            return await self._serve(method, body, context)
 
         return grpc.unary_unary_rpc_method_handler(
             serve,
-            request_deserializer=request_class.FromString,
+            request_deserializer=None,  # _answer() parses, so that garbage gets a proper refusal
             response_serializer=response_class.SerializeToString,
         )
 
     async def _serve(
-        self, method: Method, request: Message, context: grpc.aio.ServicerContext[Any, Any]
+        self, method: Method, body: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Message:
         clock, observer = self._dispatcher.clock, self._dispatcher.observer
         started, name = clock.now(), method.name.lower()
         try:
-            answer = await self._answer(method, request, context)
+            answer = await self._answer(method, body, context)
         except AnchorStoreError as error:
             observer.call_ended(name, code_of(error), clock.now() - started)
             await context.abort(
@@ -163,8 +163,9 @@ class RpcServer:
         return answer
 
     async def _answer(
-        self, method: Method, request: Message, context: grpc.aio.ServicerContext[Any, Any]
+        self, method: Method, body: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Message:
+        request = parse_body(MESSAGES[method][0], body)
         peer = Peer(Carrier.GRPC, context.peer())
         token = _bearer(context.invocation_metadata() or ()) or getattr(request, "token", "")
         peer.identity = self._dispatcher.service.auth.of_token(token)
