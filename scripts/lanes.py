@@ -86,7 +86,7 @@ def run(lane: Lane, soak: bool) -> Outcome:
     if not folders:
         return Outcome(lane, False, 0.0, "no such folder below tests/")
     command = [sys.executable, "-m", "pytest", "-m", "slow" if soak else "not slow"]
-    command += ["--timeout=0"] if soak else []
+    command += ["--timeout=0", "-o", "faulthandler_timeout=0"] if soak else []
     print(f"\n==== lane {lane.name}: {lane.purpose}", flush=True)
     start = time.monotonic()
     process = subprocess.Popen(
