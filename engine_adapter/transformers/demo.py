@@ -160,15 +160,21 @@ class Branch:
 def branches(
     conversation: Sequence[int], text: Sequence[int], options: DemoOptions
 ) -> list[Branch]:
-    """Requests that share an arbitrary prefix and go on with another piece of the text."""
+    """Requests that share an arbitrary prefix and go on with another piece of the text.
+
+    Every other one leaves right at the end of a page with a token or a few of its own: there no
+    recomputed token hides what a lost state costs.
+    """
     chooser = random.Random(options.seed)
-    lowest = min(len(conversation) // 4, 16 * options.page_tokens)
-    longest = options.page_tokens // 2
+    page = options.page_tokens
+    lowest = min(len(conversation) // 4, 16 * page)
     found: list[Branch] = []
     while len(found) < options.requests:
         shared = chooser.randrange(lowest, len(conversation))
-        length = chooser.randrange(4, longest)
-        start = chooser.randrange(0, len(text) - longest - CONTINUATION_TOKENS)
+        length = chooser.randrange(page // 4, page)
+        if len(found) % 2 == 0:
+            shared, length = shared // page * page, chooser.randrange(1, 4)
+        start = chooser.randrange(0, len(text) - page - CONTINUATION_TOKENS)
         if text[start] == conversation[shared]:
             continue  # that branch would leave later than we say
         stop = start + length
