@@ -44,6 +44,11 @@ class Slab:
         """Slots that are taken."""
         return self.slots - self._free - self.retired
 
+    @property
+    def is_worn(self) -> bool:
+        """Whether a slot has run out of generations: the same memory can show no higher ones."""
+        return self.ceiling() >= GENERATION_LIMIT
+
     def take(self, count: int) -> tuple[U32, U32]:
         """`count` free slots and the odd generations that they show while written."""
         assert 0 <= count <= self._free, f"{count} slots wanted, {self._free} free"

@@ -48,22 +48,44 @@ def thin(state: State, scope: Scope, want_bytes: int, before: int) -> int:
 
 
 def take_slots(state: State, slot_class: SlotClass, count: int, before: int) -> list[Grant]:
-    """Up to `count` slots for writing: the ladder drawn in pool.py."""
-    pool = state.pool
-    scope = Scope(Field.SLOT_CLASS, slot_class.class_id)
-    grants = pool.take(slot_class, count)
-    while missing := count - sum(len(grant.slots) for grant in grants):
-        if not pool.extend(slot_class):
-            made = take_colder(state, slot_class, missing, before)
-            made = made or evict(state, scope, missing * slot_class.slot_bytes, before) > 0
-            if not made and slot_class.component in THINNED:
-                made = thin(state, scope, missing * slot_class.slot_bytes, before) > 0
-            if not made and not slot_class.segments:
-                made = take_oldest(state, slot_class, before)
-            if not made:
-                break
-        grants += pool.take(slot_class, missing)
+    """Up to `count` slots for writing: the ladder drawn in pool.py.
+
+    Each round takes a slot, or retires one (slab.py), or is the last: they come to an end.
+    """
+    grants = state.pool.take(slot_class, count)
+    missing = count - _slots_in(grants)
+    while missing:
+        retired = slot_class.retired_slots
+        if not _make_room(state, slot_class, missing, before):
+            break
+        gained = state.pool.take(slot_class, missing)
+        state.ensure(
+            bool(gained) or slot_class.retired_slots > retired,
+            f"room was made for class {slot_class.class_id}, and none of {missing} slots is free",
+        )
+        grants += gained
+        missing -= _slots_in(gained)
     return grants
+
+
+def _slots_in(grants: list[Grant]) -> int:
+    return sum(len(grant.slots) for grant in grants)
+
+
+def _make_room(state: State, slot_class: SlotClass, missing: int, before: int) -> bool:
+    """One rung of the ladder; whether it freed a slot of the class, or retired one."""
+    missing_bytes = missing * slot_class.slot_bytes
+    scope = Scope(Field.SLOT_CLASS, slot_class.class_id)
+    made = (
+        state.pool.extend(slot_class)
+        or take_colder(state, slot_class, missing, before)
+        or evict(state, scope, missing_bytes, before) > 0
+    )
+    if not made and slot_class.component in THINNED:
+        made = thin(state, scope, missing_bytes, before) > 0
+    if not made and not slot_class.segments:
+        made = take_oldest(state, slot_class, before)
+    return made
 
 
 def evict_step(state: State, draining: set[Component], limit_blocks: int) -> int:

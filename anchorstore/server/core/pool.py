@@ -24,7 +24,8 @@ its own class.  How a class that has none gets one (the first rule that applies)
 
 A segment keeps its memory within a domain: new id, generations above all it has shown.  For
 another domain it must have no holders (sessions that mapped it) and asks for fresh memory, so no
-old mapping ever shows another tenant's bytes.
+old mapping ever shows another tenant's bytes.  Fresh memory also comes where a slot has run out of
+generations: they start anew.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class SlotClass:
     def key(self) -> tuple[str, Component, int]:
         """What names the class."""
         return (self.domain, self.component, self.slot_bytes)
+
+    @property
+    def retired_slots(self) -> int:
+        """Slots of its segments that are worn out."""
+        return sum(segment.slab.retired for segment in self.segments)
 
 
 @dataclasses.dataclass(eq=False)
@@ -177,7 +183,7 @@ class Pool:
             self._format(self.unused.pop(), slot_class, 0, fresh_memory=False, holders=set())
             return True
         for segment in self.segments_of(component):
-            other = segment.slot_class is not slot_class
+            other = segment.slot_class is not slot_class or not segment.slab.free  # all worn out
             if other and segment.slab.used == 0 and self.can_pass(segment, slot_class):
                 self.pass_on(segment, slot_class)
                 return True
@@ -192,13 +198,14 @@ class Pool:
         """Re-formats an empty segment for another class."""
         assert segment.slab.used == 0 and self.can_pass(segment, slot_class), segment.segment_id
         old = segment.slot_class
-        fresh = old.domain != slot_class.domain
+        fresh = old.domain != slot_class.domain or segment.slab.is_worn
         ceiling = 0 if fresh else segment.slab.ceiling()
+        holders = set() if fresh else segment.holders  # nobody has mapped fresh memory yet
         old.segments.remove(segment)
         if not old.segments:
             old.patience_slots = 0
         del self.by_id[segment.segment_id]
-        self._format(segment.index, slot_class, ceiling, fresh, segment.holders)
+        self._format(segment.index, slot_class, ceiling, fresh, holders)
         self.forget_class_if_idle(old)
 
     def _format(

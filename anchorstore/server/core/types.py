@@ -189,7 +189,8 @@ class ReserveResult:
 class FormatSegment:
     """Work: write the header and the generations of pool region `index` before any copy.
 
-    `fresh_memory` asks for a new memory object first: the old one was mapped by another domain.
+    `fresh_memory` asks for a new memory object first: the old one was mapped by another domain, or
+    a slot of it has run out of generations.
     """
 
     index: int
