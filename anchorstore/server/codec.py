@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
 
 NEEDS_MAX = 64
+NEED_BYTES_KEPT = 64  # what a peer makes longer is not worth remembering
 
 
 class WithSession(Protocol):
@@ -35,27 +37,32 @@ def needs_of(messages: Iterable[pb.Need]) -> list[Need]:
     """The needs of a Lookup, in order; the core checks layouts and ranges."""
     found: list[Need] = []
     for number, message in enumerate(messages):
-        kind = message.WhichOneof("kind")
-        if kind == "all":
-            found.append(NeedAll(message.layout, message.all.first_page))
-        elif kind == "window":
-            window = message.window
-            found.append(
-                NeedWindow(
-                    message.layout,
-                    window.ratio,
-                    window.max_rows,
-                    window.rows_per_page,
-                    window.min_rows,
-                )
-            )
-        elif kind == "last":
-            found.append(NeedLast(message.layout))
-        else:
+        encoded = message.SerializeToString()
+        need = _need_of(encoded) if len(encoded) <= NEED_BYTES_KEPT else _decoded(message)
+        if need is None:
             raise InvalidRequest(f"need {number} names no kind: all, window or last")
-        if len(found) > NEEDS_MAX:
+        if number == NEEDS_MAX:
             raise InvalidRequest(f"lookup: more than {NEEDS_MAX} needs")
+        found.append(need)
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _need_of(encoded: bytes) -> Need | None:
+    """One need, decoded once: an engine names the same ones with every request."""
+    return _decoded(pb.Need.FromString(encoded))
+
+
+def _decoded(message: pb.Need) -> Need | None:
+    kind = message.WhichOneof("kind")
+    if kind == "all":
+        return NeedAll(message.layout, message.all.first_page)
+    if kind == "window":
+        window = message.window
+        return NeedWindow(
+            message.layout, window.ratio, window.max_rows, window.rows_per_page, window.min_rows
+        )
+    return NeedLast(message.layout) if kind == "last" else None
 
 
 def copy_plan(

@@ -67,8 +67,14 @@ class Blocks(Table):
             if not np.count_nonzero(current):
                 return found
             kind_here = self.kind.take(current)
-            for kind, rows in zip(kinds, found, strict=True):
-                np.copyto(rows, current, where=kind_here == kind)
+            for number, kind in enumerate(kinds):
+                here = kind_here == kind
+                count = np.count_nonzero(here)
+                if count == len(here):  # chains alike all along the path, the common case
+                    found[number] = current
+                    break
+                if count:
+                    np.copyto(found[number], current, where=here)
             current = self.next.take(current)
         raise AssertionError(f"blocks: a chain is longer than {CHAIN_LIMIT}")
 

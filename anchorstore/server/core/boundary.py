@@ -55,7 +55,7 @@ def _satisfied(need: Need, present: Bools, resume_pages: int, page_tokens: int) 
     rows = rows_needed(need, resume_pages, page_tokens)
     rows = min(rows, need.min_rows) if need.min_rows else rows
     fewest = -(-rows // need.rows_per_page)
-    return bool(present[resume_pages - fewest : resume_pages].all())
+    return int(np.count_nonzero(present[resume_pages - fewest : resume_pages])) == fewest
 
 
 def largest_boundary(
@@ -98,5 +98,5 @@ def pages_read(need: Need, present: Bools, resume_pages: int, page_tokens: int) 
         return resume_pages - 1, resume_pages
     wanted = -(-rows_needed(need, resume_pages, page_tokens) // need.rows_per_page)
     window = present[resume_pages - wanted : resume_pages]
-    run = wanted if window.all() else int(window[::-1].argmin())
+    run = wanted if np.count_nonzero(window) == wanted else int(window[::-1].argmin())
     return resume_pages - run, resume_pages

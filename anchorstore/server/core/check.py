@@ -65,7 +65,7 @@ def _buckets(state: State) -> list[str]:
     for namespace_id in np.unique(index.namespace[rows]).tolist():
         mine = rows[index.namespace[rows] == namespace_id]
         parts = np.array_split(mine, 1 + len(mine) // PROBED_AT_ONCE)
-        if any((index.find(namespace_id, index.hashes[p]) != p).any() for p in parts):
+        if any((index.probe(namespace_id, index.hashes[p]) != p).any() for p in parts):
             found.append(f"index: pages of namespace {namespace_id} not found under their keys")
         record = state.registry.by_namespace_id.get(namespace_id)
         if record is None or record.pages != len(mine):

@@ -7,9 +7,13 @@
     bucket   tags  [ t0 | t1 | t2 | 0 | ...  ] 16 x u16     overflow u32: keys that went past
              rows  [ r0 | r1 | r2 | 0 | ...  ] 16 x u32     because the bucket was full
 
-A whole path is probed at once: gather 512 buckets of tags, compare, verify the full 32 bytes and
+Many keys are probed at once: gather 512 buckets of tags, compare, verify the full 32 bytes and
 the namespace of what matches, go on to the next bucket only where one overflowed (the table is at
 most half full, so some 1 key in 1,000).  Deleting counts `overflow` down again: no tombstones.
+
+Most need not be probed.  The pages of one seal get rows one after another, as far as free rows lie
+so, and a path is a few such runs: finding its first page is a guess about the next 511, which one
+comparison of memory proves.  A wrong guess costs a probe, never a wrong answer.
 
 A path hash ought to be a SHA-256, but a client may present any 32 bytes, so the mix is keyed with
 a secret of this boot: multilinear hashing over 32-bit words (Lemire and Kaser, "Strongly
@@ -24,6 +28,8 @@ input can close a circle.
 from __future__ import annotations
 
 import hashlib
+import operator
+import struct
 
 import numpy as np
 
@@ -36,6 +42,9 @@ WAYS = 16
 WAY_BITS = 4
 FIRST_BITS = 6
 FILED_AT_ONCE = 16_384  # bounds the memory that a rebuild takes on the side
+RUN_PAGES_MIN = 8  # below that a run is not worth the lookup of its first key
+MASK_64 = 2**64 - 1
+_WORDS = struct.Struct("=8I")  # of one hash
 SAME_WORDS = np.uint32(0x01010101)  # four bools that are all true, seen as one integer
 
 
@@ -68,6 +77,7 @@ class PageIndex(Table):
         stream = b"".join(hashlib.sha512(secret + bytes([i])).digest() for i in range(2))
         keys = np.frombuffer(stream, np.uint64)
         self._word_keys = keys[:8].copy()
+        self._word_factors = self._word_keys.tolist()
         self._namespace_key, self._offset_key = int(keys[8]), int(keys[9])
         self.version = 0  # changes whenever a page comes or goes
         self._numbers = np.arange(1024, dtype=np.uint32)
@@ -93,7 +103,7 @@ class PageIndex(Table):
         finds is verified anyway."""
         mixed = hashes.view(np.uint32).astype(np.uint64) @ self._word_keys
         if isinstance(namespaces, int):
-            start = (namespaces * self._namespace_key + self._offset_key) & (2**64 - 1)
+            start = (namespaces * self._namespace_key + self._offset_key) & MASK_64
             mixed += np.uint64(start)
         else:
             mixed += namespaces * np.uint64(self._namespace_key) + np.uint64(self._offset_key)
@@ -101,15 +111,58 @@ class PageIndex(Table):
         return (mixed >> self._bucket_shift).view(np.intp), tag
 
     def find(self, namespace: int, hashes: U64) -> U32:
-        """Row of each path hash [n, 4] in `namespace`; 0 where it is not there."""
+        """Row of each path hash [n, 4] in `namespace`; 0 where it is not there.
+
+        Run by run: one key is looked up, then the rows behind its own are compared with the keys
+        behind it.  Where runs are short, buckets are probed for all the rest at once.
+        """
+        found = np.zeros(len(hashes), np.uint32)
+        start = 0
+        while start < len(hashes):
+            row = self._row_of(namespace, hashes[start])
+            length = self._run(namespace, row, hashes[start:]) if row else 0
+            stop = start + length
+            found[start:stop] = np.arange(row, row + length, dtype=np.uint32)
+            start = max(stop, start + 1)
+            if length < RUN_PAGES_MIN:
+                break
+        if start < len(hashes):
+            found[start:] = self.probe(namespace, hashes[start:])
+        return found
+
+    def _row_of(self, namespace: int, key: U64) -> int:
+        """Row of one path hash [4]; 0 where it is not there."""
+        words = _WORDS.unpack(key)
+        mixed = sum(map(operator.mul, words, self._word_factors), self._offset_key)
+        mixed += namespace * self._namespace_key
+        bucket = (mixed & MASK_64) >> (64 - self._bits)
+        tag = mixed >> 32 & 0xFFFF
+        for _ in range(self._mask + 1):
+            tags = self._tags[bucket].tolist()
+            if tag in tags:
+                ways = [way for way, other in enumerate(tags) if other == tag]
+                for row in self._slots[bucket, ways].tolist():
+                    if self.namespace[row] == namespace and self.hash_of(row) == key.tobytes():
+                        return int(row)
+            if not self._overflow[bucket]:
+                return 0
+            bucket = (bucket + 1) & self._mask
+        raise AssertionError("index: a probe went round all buckets")
+
+    def _run(self, namespace: int, row: int, hashes: U64) -> int:
+        """How many of `hashes`, from the first on, lie in the rows from `row` on, in order."""
+        stop = row + len(hashes)
+        differs = (self.hashes[row:stop] != hashes[: len(self.hashes) - row]).ravel()
+        first = int(differs.argmax())
+        length = first // 4 if differs[first] else len(differs) // 4
+        foreign = self.namespace[row : row + length] != namespace
+        first = int(foreign.argmax())
+        return first if foreign[first] else length
+
+    def probe(self, namespace: int, hashes: U64) -> U32:
+        """What `find` returns, by way of the buckets alone."""
         bucket, tag = self._place(namespace, hashes)
         matches = np.flatnonzero(self._tags.take(bucket, axis=0) == tag[:, None])
-        if len(matches) == len(hashes):  # likely one match each: try without bookkeeping
-            rows = self._slots.take((bucket << WAY_BITS) + (matches & (WAYS - 1)))
-            same = self.hashes.take(rows, axis=0) == hashes
-            mine = self.namespace.take(rows) == namespace
-            if count_nonzero(same) == same.size and count_nonzero(mine) == len(mine):
-                return rows
         found = np.zeros(len(hashes), np.uint32)
         query: Positions | None = None  # the keys still open; None: all, in order
         for _ in range(self._mask + 1):
@@ -212,19 +265,22 @@ class PageIndex(Table):
 
     # ---- links ----
 
-    def settle(self, path: U32) -> None:
+    def settle(self, path: U32) -> int:
         """Makes a path [n] that a reader named consistent: rows at another place than their own
         become 0 (a prefix that names a page twice, or out of order, matches it once, where it
-        belongs), then links heal."""
-        there = path[: count_nonzero(path)]
-        if len(there) and there[0] and not self.page[there[0]]:
+        belongs), then links heal.  Returns the place behind the last page that is there."""
+        known = int(count_nonzero(path))
+        there = path[:known]
+        if not known:
+            return 0
+        if there[0] and not self.page[there[0]]:
             linked = self.parent.take(there[1:]) == there[:-1]
-            if count_nonzero(linked) == len(
-                linked
-            ):  # a whole chain from page 0: nothing to do, the common case
-                return
+            if count_nonzero(linked) == known - 1:  # a whole chain from page 0, the common case
+                return known
         path[self.page.take(path) != self._counting(len(path))] = 0
         self.heal(path)
+        places = np.flatnonzero(path)
+        return int(places[-1]) + 1 if len(places) else 0
 
     def _counting(self, count: int) -> U32:
         """0, 1, 2, ... [count], kept from call to call."""

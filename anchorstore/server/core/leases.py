@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from anchorstore.server.core.types import U32
+from anchorstore.server.core.types import U32, Positions
 
 Key = TypeVar("Key")
 
@@ -73,7 +73,7 @@ class Lease:
 
     lease_id: int
     session_id: bytes
-    held: U32
+    held: Positions
     blocks: tuple[U32, ...]
     layouts: tuple[int, ...]
     first_pages: tuple[int, ...]
@@ -93,7 +93,7 @@ class Leases:
     def open(
         self,
         session_id: bytes,
-        held: U32,
+        held: Positions,
         blocks: tuple[U32, ...],
         layouts: tuple[int, ...],
         first_pages: tuple[int, ...],

@@ -80,8 +80,10 @@ def leased_columns(state: State, session: Session, lease_id: int, need: int) -> 
         raise LeaseExpired(f"lease {lease_id} has ended or is not this session's")
     if not 0 <= need < len(lease.blocks):
         raise InvalidRequest(f"need {need} of {len(lease.blocks)}")
-    layouts, starts = lease.layouts[need : need + 1], lease.first_pages[need : need + 1]
-    [columns] = columns_of_needs(state, session, layouts, starts, lease.blocks[need : need + 1])
+    rows, one = lease.blocks[need], slice(need, need + 1)
+    [columns] = columns_of_needs(
+        state, session, lease.layouts[one], lease.first_pages[one], (rows,), rows.astype(np.intp)
+    )
     return columns
 
 

@@ -20,18 +20,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from anchorstore.keys import DIGEST_BYTES
 from anchorstore.server.core.boundary import largest_boundary, pages_read
 from anchorstore.server.core.sessions import Session
 from anchorstore.server.core.state import State
-from anchorstore.server.core.types import ANY_LINEAGE, U32, U64, BlockColumns, Bools, Miss, Need
+from anchorstore.server.core.types import (
+    ANY_LINEAGE,
+    U32,
+    U64,
+    BlockColumns,
+    Bools,
+    Miss,
+    Need,
+    NeedAll,
+    Positions,
+)
 
-PAGES_PLANNED_MAX = 2**16
-"""Pages in all remembered plans together: some 5 MB."""
+PAGES_PLANNED_MAX = 2**13
+"""Pages in all remembered plans together: some 800 kB, which are still warm when they are used."""
 
-Key = tuple[int, tuple[int, ...], tuple[Need, ...], int, int, bytes]
+Question = tuple[int, tuple[int, ...], list[Need], int, int]
+NO_PAGES: U32 = np.zeros(0, np.uint32)
+NO_ROWS: Positions = np.zeros(0, np.intp)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen: that makes one a microsecond dearer
 class Plan:
     """The answer to one question, but for the lease.
 
@@ -46,7 +59,7 @@ class Plan:
     resume: int
     lineage: int
     pages: U32
-    held: U32
+    held: Positions
     blocks: tuple[U32, ...]
     layouts: tuple[int, ...]
     first_pages: tuple[int, ...]
@@ -54,15 +67,16 @@ class Plan:
 
 
 class Plans:
-    """The last plans made, by question."""
+    """The last plans made, one a path, found by the path's last hash."""
 
     def __init__(self) -> None:
-        self._by_key: collections.OrderedDict[Key, Plan] = collections.OrderedDict()
+        self._by_end: collections.OrderedDict[bytes, tuple[Question, Plan]]
+        self._by_end = collections.OrderedDict()
         self._pages = 0
 
     def pages_remembered(self) -> int:
         """Pages in all remembered plans together."""
-        return sum(len(plan.hashes) // 32 for plan in self._by_key.values())
+        return sum(len(plan.hashes) // DIGEST_BYTES for _, plan in self._by_end.values())
 
     def get(
         self,
@@ -75,27 +89,23 @@ class Plans:
         margin_pages: int,
     ) -> Plan:
         """The plan for this question: remembered, if nothing has come or gone since, or made."""
-        key = (
-            session.record.namespace_id,
-            session.kind_ids,
-            tuple(needs),
-            max_lineage,
-            margin_pages,
-            hashes[-32:],
-        )
-        plan = self._by_key.get(key)
-        seen = (state.index.version, state.blocks.version)
-        if plan is not None and plan.seen == seen and plan.hashes == hashes:
-            return plan
-        if plan is not None:
-            del self._by_key[key]
-            self._pages -= len(plan.hashes) // 32
+        end = hashes[-DIGEST_BYTES:]
+        namespace_id = session.record.namespace_id
+        question = (namespace_id, session.kind_ids, list(needs), max_lineage, margin_pages)
+        kept = self._by_end.pop(end, None)
+        if kept is not None:
+            plan = kept[1]
+            seen = (state.index.version, state.blocks.version)
+            if plan.seen == seen and kept[0] == question and plan.hashes == hashes:
+                self._by_end[end] = kept
+                return plan
+            self._pages -= len(plan.hashes) // DIGEST_BYTES
         plan = make_plan(state, session, hashes, keys, needs, max_lineage, margin_pages)
-        self._by_key[key] = plan
+        self._by_end[end] = question, plan
         self._pages += len(keys)
         while self._pages > PAGES_PLANNED_MAX:
-            _, oldest = self._by_key.popitem(last=False)
-            self._pages -= len(oldest.hashes) // 32
+            _, (_, oldest) = self._by_end.popitem(last=False)
+            self._pages -= len(oldest.hashes) // DIGEST_BYTES
         return plan
 
 
@@ -112,7 +122,11 @@ def make_plan(
     record = session.record
     page_tokens = record.namespace.page_tokens
     pages = state.index.find(record.namespace_id, keys)
-    state.index.settle(pages)
+    known = state.index.settle(pages)
+    for need in needs:
+        if isinstance(need, NeedAll) and need.first_page <= known:
+            pages = pages[:known]  # no boundary lies behind
+            break
     seen = (state.index.version, state.blocks.version)
     blocks = _blocks_of_needs(state, session, pages, needs)
     stored = [rows != 0 for rows in blocks]
@@ -126,8 +140,7 @@ def make_plan(
     boundary = largest_boundary(accepted, needs, page_tokens, margin_pages)
     if not boundary:
         miss = _why(stored, accepted, needs, page_tokens, margin_pages)
-        nothing = np.zeros(0, np.uint32)
-        return Plan(hashes, seen, miss, 0, 0, 0, nothing, nothing, (), (), (), [])
+        return Plan(hashes, seen, miss, 0, 0, 0, NO_PAGES, NO_ROWS, (), (), (), [])
     resume = boundary - margin_pages
     spans = [
         pages_read(need, there, resume, page_tokens)
@@ -135,25 +148,22 @@ def make_plan(
     ]
     read = tuple(rows[start:stop] for rows, (start, stop) in zip(blocks, spans, strict=True))
     layouts = tuple(need.layout for need in needs)
-    held = np.concatenate(read)
-    if len(set(layouts)) < len(layouts):
-        held = np.unique(held)
-    deepest = int(state.blocks.lineage.take(held).max()) if len(held) else 0
     starts = tuple(start for start, _ in spans)
-    columns = columns_of_needs(state, session, layouts, starts, read)
+    rows = np.concatenate(read).astype(np.intp)  # numpy's own index type: gathers twice as fast
+    lineages = state.blocks.lineage.take(rows)
     return Plan(
         hashes,
         seen,
         Miss.HIT,
         boundary,
         resume,
-        deepest,
+        int(lineages.max()) if np.count_nonzero(lineages) else 0,
         pages[:boundary],
-        held,
+        rows if len(set(layouts)) == len(layouts) else np.unique(rows),
         read,
         layouts,
         starts,
-        columns,
+        columns_of_needs(state, session, layouts, starts, read, rows),
     )
 
 
@@ -163,37 +173,41 @@ def columns_of_needs(
     layouts: Sequence[int],
     first_pages: Sequence[int],
     blocks: Sequence[U32],
+    rows: Positions,
 ) -> list[BlockColumns]:
-    """Where the block rows of each need lie.  Gathered for all needs at once, then cut; read-only,
-    since several answers may share them."""
+    """Where the block rows of each need lie; `rows` are those of all needs, back to back.
+
+    Gathered for all needs at once, then cut; read-only, since several answers may share them.
+    """
     table = state.blocks
-    rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     segments, generations = table.segment.take(rows), table.generation.take(rows)
     checksums, offsets = table.checksum.take(rows), table.slot.take(rows).astype(np.uint64)
-    for array in (segments, generations, checksums):
+    cuts, stop = [], 0
+    for layout, part in zip(layouts, blocks, strict=True):
+        cuts.append(slice(stop, stop := stop + len(part)))
+        kind, here = session.kinds[layout], offsets[cuts[-1]]
+        here *= kind.slot_bytes
+        here += kind.first_slot_offset
+    for array in (segments, offsets, generations, checksums):
         array.flags.writeable = False
-    columns, stop = [], 0
-    for layout, first_page, part in zip(layouts, first_pages, blocks, strict=True):
-        cut = slice(stop, stop := stop + len(part))
-        kind = session.kinds[layout]
-        here = offsets[cut]
-        here *= np.uint64(kind.slot_bytes)
-        here += np.uint64(kind.first_slot_offset)
-        here.flags.writeable = False
-        columns.append(
-            BlockColumns(layout, first_page, segments[cut], here, generations[cut], checksums[cut])
+    return [
+        BlockColumns(
+            layout, first_page, segments[cut], offsets[cut], generations[cut], checksums[cut]
         )
-    return columns
+        for layout, first_page, cut in zip(layouts, first_pages, cuts, strict=True)
+    ]
 
 
 def _blocks_of_needs(
     state: State, session: Session, pages: U32, needs: Sequence[Need]
 ) -> list[U32]:
     """Block rows [n] of each need's layout."""
-    layouts = list(dict.fromkeys(need.layout for need in needs))
-    kinds = [session.kind_ids[layout] for layout in layouts]
-    found = dict(zip(layouts, state.blocks.find(state.index, pages, kinds), strict=True))
-    return [found[need.layout] for need in needs]
+    kinds = [session.kind_ids[need.layout] for need in needs]
+    distinct = list(dict.fromkeys(kinds))
+    found = state.blocks.find(state.index, pages, distinct)
+    if len(distinct) == len(kinds):
+        return found
+    return [found[distinct.index(kind)] for kind in kinds]
 
 
 def _why(

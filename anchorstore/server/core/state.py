@@ -34,7 +34,7 @@ from anchorstore.server.core.leases import Deadlines, Leases
 from anchorstore.server.core.policy import LeafQueues
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Reservation, Session
-from anchorstore.server.core.types import U8, U32, StoreConfig
+from anchorstore.server.core.types import U8, U32, Positions, StoreConfig
 
 EVENTS_KEPT = 256
 PAGES_EXPECTED_MAX = 2**20
@@ -123,7 +123,7 @@ class State:
         kinds = self.blocks.kind.take(blocks)
         return int(self.registry.slot_bytes_of_kind.take(kinds).sum())
 
-    def unlease(self, blocks: U32) -> None:
+    def unlease(self, blocks: Positions) -> None:
         """Ends one lease on each block [n], distinct; detached ones without another lease go."""
         table = self.blocks
         counts = table.leases.take(blocks)
@@ -240,5 +240,5 @@ class State:
         pages ever share one.  Returns the first: whatever is older was not part of this use."""
         first = self.tick + 1
         self.tick += len(pages)
-        self.index.stamp[pages] = np.arange(first, self.tick + 1, dtype=np.uint64)
+        self.index.stamp[pages.astype(np.intp)] = np.arange(first, self.tick + 1, dtype=np.uint64)
         return first
