@@ -1,10 +1,11 @@
 """gRPC: the same calls for remote control and operators, with health and reflection.
 
 It moves no block (a gRPC message costs three copies): engines on other hosts use framed TCP.  A
-call carries its bearer token in the metadata (``authorization: Bearer ...``) or in its message; it
-is no connection, so a session opened here lives by its TTL.  The exact error travels as trailing
-metadata beside the gRPC code.  Handlers come from the schema's descriptors: a new call in the
-schema is a new row in the dispatcher's table, nothing here.
+session opened here has no staging memory, so it writes nothing, and it lives by its TTL, for a
+call is no connection.  A call carries its bearer token in the metadata (``authorization: Bearer
+...``) or in its message.  The exact error travels as trailing metadata beside the gRPC code.
+Handlers come from the schema's descriptors: a new call in the schema is a new row in the
+dispatcher's table, nothing here.
 """
 
 from __future__ import annotations

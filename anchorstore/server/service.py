@@ -113,7 +113,8 @@ class Service:
         namespace = convert.namespace_of(request.namespace, identity.domain)
         layouts = convert.layouts_of(request.layouts, self.limits.layouts_per_session)
         session_id, now = os.urandom(convert.SESSION_ID_BYTES), self.clock.now()
-        staging_bytes = self.stagings.open(session_id, request.staging_bytes)
+        wanted_bytes = 0 if peer.carrier is Carrier.GRPC else request.staging_bytes  # out of reach
+        staging_bytes = self.stagings.open(session_id, wanted_bytes)
         try:
             grant = self.core.open_session(
                 session_id,
@@ -233,6 +234,11 @@ class Service:
         pages = convert.hash_count(path_hashes, self.limits.pages_per_call)
         convert.check_digest("parent_hash", request.parent_hash)
         layouts = convert.counted("layouts", request.layouts, self.limits.layouts_per_session)
+        if self.stagings.of(session_id) is None:
+            raise InvalidRequest(
+                "reserve: the session has no staging memory to write blocks in (staging_bytes was "
+                "0, or it was opened over gRPC, which carries no blocks)"
+            )
         if self.is_draining:
             return pb.ReserveResponse(verdicts=DECLINED * (pages * len(layouts)), reason="draining")
         result = self.core.reserve(

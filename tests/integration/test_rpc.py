@@ -63,6 +63,28 @@ def test_session_over_grpc_looks_up_and_leaves(channel: grpc.Channel) -> None:
         stub.Lookup(request, **bearer(TOKEN_A))
 
 
+def test_session_over_grpc_gets_no_staging_memory_and_writes_nothing(
+    daemon: Running, channel: grpc.Channel
+) -> None:
+    """What it could never reach would be missing to those who write."""
+    stub = store_pb2_grpc.StoreServiceStub(channel)
+    for _ in range(3):
+        grant = stub.Attach(attach_request(token=TOKEN_A, staging_bytes=2**40), timeout=20)
+        assert grant.staging_bytes == 0
+    assert daemon.daemon.service.stagings.used_bytes == 0
+    run = pb.ReserveRequest(
+        session_id=grant.session_id,
+        parent_hash=grant.root_digest,
+        path_hashes=chain(grant.root_digest, [1]),
+        layouts=[0],
+    )
+    with pytest.raises(grpc.RpcError) as refusal:
+        stub.Reserve(run, **bearer(TOKEN_A))
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "opened over gRPC, which carries no blocks" in refusal.value.details()
+    assert daemon.do(lambda: daemon.daemon.core.status(0.0)).reservations == 0
+
+
 @pytest.mark.parametrize("token", ["", "nonsense-0123456789"])
 def test_call_without_a_valid_token_is_unauthenticated(channel: grpc.Channel, token: str) -> None:
     stub = admin_pb2_grpc.AdminServiceStub(channel)

@@ -106,7 +106,8 @@ class StoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Asks which blocks of a run of pages are worth writing.  Takes no slot yet.
+        """Asks which blocks of a run of pages are worth writing.  Takes no slot yet.  Refused in a
+        session without staging memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
