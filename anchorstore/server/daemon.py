@@ -186,7 +186,7 @@ class Daemon:
     def _is_busy(self) -> bool:
         """Whether a put is still under way."""
         now = self.service.clock.now()
-        return bool(self.service.seals_in_flight or self.core.status(now).reservations)
+        return bool(self.service.seals.in_flight or self.core.status(now).reservations)
 
     async def close(self) -> None:
         """Ends everything now; safe after a start that failed half-way."""

@@ -37,7 +37,7 @@ from anchorstore.transport.frames import (
 from anchorstore.wire.status import error_message
 
 T = TypeVar("T")
-Answer = Message | asyncio.Task[Any]
+Answer = Message | asyncio.Future[Any]
 Handler = Callable[[Any, Peer], Answer]
 NAMES = {method: method.name.lower() for method in Method}  # in logs and metrics
 
@@ -113,7 +113,7 @@ class Dispatcher:
         }
 
     def call(self, method: Method, request: Message, peer: Peer) -> Answer:
-        """The answer of one call, or the task that will give it; raises AnchorStoreError."""
+        """The answer of one call, or the future of it; raises AnchorStoreError."""
         handler = self._handlers.get(method)
         if handler is None:
             raise InvalidRequest(f"{NAMES[method]} is not a call of this carrier")
@@ -144,9 +144,9 @@ class Dispatcher:
         except AnchorStoreError as error:
             self.log.debug("call refused", method=NAMES[method], peer=peer.name, error=str(error))
             return self._refusal(method, call_id, error, started)
-        if isinstance(result, asyncio.Task):
+        if isinstance(result, asyncio.Future):
             result.add_done_callback(
-                lambda task: later(self._late_frame(method, call_id, task, started))
+                lambda done: later(self._late_frame(method, call_id, done, started))
             )
             return None
         return self._reply(method, call_id, result, started)
@@ -169,9 +169,9 @@ class Dispatcher:
         return error_frame(error, method, call_id)
 
     def _late_frame(
-        self, method: Method, call_id: int, task: asyncio.Task[Any], started: float
+        self, method: Method, call_id: int, done: asyncio.Future[Any], started: float
     ) -> bytes:
-        """The answer of a task that has ended; the supervisor knows of one that failed."""
-        if task.cancelled() or task.exception() is not None:
+        """The answer that has come; the supervisor knows of one that failed."""
+        if done.cancelled() or done.exception() is not None:
             return self._refusal(method, call_id, Unavailable("the daemon stops"), started)
-        return self._reply(method, call_id, task.result(), started)
+        return self._reply(method, call_id, done.result(), started)

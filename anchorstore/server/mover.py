@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -62,6 +63,22 @@ class CopyResult:
 
     ok: npt.NDArray[np.bool_]
     checksums: npt.NDArray[np.uint64]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Job:
+    """A plan that the threads work on."""
+
+    plan: CopyPlan
+    result: CopyResult
+    slices_left: int
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[CopyResult]
+    error: Exception | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.plan.block_bytes.sum())
 
 
 def copy_slice(tier: Tier, plan: CopyPlan, result: CopyResult, start: int, stop: int) -> None:
@@ -114,6 +131,7 @@ class Mover:
         assert threads >= 1, threads
         self._tier, self._threads, self._queue_max = tier, threads, queue_max
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mover")
+        self._lock = threading.Lock()  # over every job's slices_left
         self.queued = 0
         self.queued_bytes = 0
         self.bytes_copied = 0
@@ -129,28 +147,39 @@ class Mover:
             error.retry_after_ms = RETRY_AFTER_MS
             raise error
 
-    async def copy(self, plan: CopyPlan) -> CopyResult:
-        """Performs a plan of at least one block; cancelling the caller does not stop it."""
-        count, size = len(plan), int(plan.block_bytes.sum())
+    def copy(self, plan: CopyPlan) -> asyncio.Future[CopyResult]:
+        """Begins a plan of at least one block, from the event loop; nothing stops it."""
+        count, loop = len(plan), asyncio.get_running_loop()
+        parts = slices(plan.block_bytes, self._threads)
         result = CopyResult(np.zeros(count, np.bool_), np.zeros(count, np.uint64))
-        loop = asyncio.get_running_loop()
+        job = _Job(plan, result, len(parts), loop, loop.create_future())
         self.queued += 1
-        self.queued_bytes += size
+        self.queued_bytes += job.size_bytes
+        for start, stop in parts:
+            self._executor.submit(self._run, job, start, stop)
+        return job.done
+
+    def _run(self, job: _Job, start: int, stop: int) -> None:
+        """One slice, in a thread; whoever ends last tells the loop."""
         try:
-            await asyncio.gather(
-                *(
-                    loop.run_in_executor(
-                        self._executor, copy_slice, self._tier, plan, result, start, stop
-                    )
-                    for start, stop in slices(plan.block_bytes, self._threads)
-                )
-            )
-        finally:
-            self.queued -= 1
-            self.queued_bytes -= size
-        self.bytes_copied += size
-        self.blocks_copied += count
-        return result
+            copy_slice(self._tier, job.plan, job.result, start, stop)
+        except Exception as error:  # noqa: BLE001 - handed to the loop, whatever it is
+            job.error = error
+        with self._lock:
+            job.slices_left -= 1
+            is_last = not job.slices_left
+        if is_last:
+            job.loop.call_soon_threadsafe(self._ended, job)
+
+    def _ended(self, job: _Job) -> None:
+        self.queued -= 1
+        self.queued_bytes -= job.size_bytes
+        if job.error is not None:
+            job.done.set_exception(job.error)
+            return
+        self.bytes_copied += job.size_bytes
+        self.blocks_copied += len(job.plan)
+        job.done.set_result(job.result)
 
     def close(self) -> None:
         """Waits for the copies in flight."""

@@ -171,7 +171,7 @@ class RpcServer:
         token = _bearer(context.invocation_metadata() or ()) or getattr(request, "token", "")
         peer.identity = self._dispatcher.service.auth.of_token(token)
         result = self._dispatcher.call(method, request, peer)
-        if not isinstance(result, asyncio.Task):
+        if not isinstance(result, asyncio.Future):
             return result
         try:
             async with asyncio.timeout(self._call_seconds):

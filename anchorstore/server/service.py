@@ -8,8 +8,7 @@
                                      core.Store   mover, tier, staging
 
 All of it runs on the event loop, so the core needs no lock, and a call that does not copy bytes
-answers without a task switch.  Seal alone takes time: its copies run on the mover's threads, in a
-task that outlives its caller, because the core waits for the outcome.
+answers without a task switch.  Seal alone takes time (seals.py).
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ from anchorstore.keys import Namespace
 from anchorstore.server import codec
 from anchorstore.server.auth import Authenticator
 from anchorstore.server.core.store import Store
-from anchorstore.server.mover import CopyPlan, CopyResult, Mover
+from anchorstore.server.mover import Mover
 from anchorstore.server.peer import Carrier, Peer
+from anchorstore.server.seals import Seals
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.dram import Staging, StagingPool
@@ -94,11 +94,11 @@ class Service:
     ) -> None:
         self.core, self.tier, self.mover, self.stagings = core, tier, mover, stagings
         self.auth, self.clock, self.limits, self.boot_id = auth, clock, limits, boot_id
-        self._supervisor, self._log = supervisor, log
+        self._log = log
         self._session_numbers = itertools.count(1)
         self._sessions: dict[bytes, _Session] = {}
         self.is_draining = False
-        self.seals_in_flight = 0
+        self.seals = Seals(core, tier, mover, clock, supervisor)
 
     # ---- sessions ----
 
@@ -259,48 +259,12 @@ class Service:
 
     def seal(
         self, request: pb.SealRequest, peer: Peer
-    ) -> pb.SealResponse | asyncio.Task[pb.SealResponse]:
-        """Copies staged blocks into the pool; done at once where none is to be copied."""
+    ) -> pb.SealResponse | asyncio.Future[pb.SealResponse]:
+        """Copies staged blocks into the pool; see seals.py."""
         session_id = self.session_of(request, peer)
         blocks_max = self.limits.pages_per_call * self.limits.layouts_per_session
         columns = convert.seal_columns(request, blocks_max)
-        self.mover.check_room()
-        staging = self.stagings.of(session_id)
-        work = self.core.begin_seal(
-            session_id,
-            request.reservation_id,
-            columns.pages,
-            columns.layouts,
-            request.keep_open,
-            self.clock.now(),
-        )
-        for action in work.formats:
-            self.tier.format(action)
-        rows = work.copies.request_index
-        offsets = columns.staging_offsets[rows]
-        try:
-            codec.check_staged(offsets, work.copies.block_bytes, staging)
-        except InvalidRequest:
-            failed = CopyResult(np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.uint64))
-            self._finish_seal(work.ticket, failed)
-            raise
-        if staging is None or not len(rows):
-            empty = CopyResult(np.zeros(0, np.bool_), np.zeros(0, np.uint64))
-            return self._finish_seal(work.ticket, empty)
-        expected = None if columns.checksums is None else columns.checksums[rows]
-        plan = codec.copy_plan(staging.memory, offsets, work.copies, expected)
-        self.seals_in_flight += 1
-        return self._supervisor.watch("seal", self._copy_and_finish(work.ticket, plan))
-
-    async def _copy_and_finish(self, ticket: int, plan: CopyPlan) -> pb.SealResponse:
-        try:
-            return self._finish_seal(ticket, await self.mover.copy(plan))
-        finally:
-            self.seals_in_flight -= 1
-
-    def _finish_seal(self, ticket: int, result: CopyResult) -> pb.SealResponse:
-        results = self.core.finish_seal(ticket, result.ok, result.checksums, self.clock.now())
-        return pb.SealResponse(results=bytes(results))
+        return self.seals.seal(request, columns, self.stagings.of(session_id))
 
     def abort(self, request: pb.AbortRequest, peer: Peer) -> pb.AbortResponse:
         """Gives a reservation back."""

@@ -27,7 +27,8 @@ def test_garbage_in_every_call_is_an_invalid_request(
         with grpc.insecure_channel(f"{rpc.host}:{rpc.port}") as channel:
             for service in SERVICES:
                 for method in service.methods:
-                    call: Any = channel.unary_unary(f"/{service.full_name}/{method.name}")
+                    path = f"/{service.full_name}/{method.name}"
+                    call: Any = channel.unary_unary(path, None, None)  # bytes as they are
                     with pytest.raises(grpc.RpcError) as refusal:
                         call(GARBAGE, timeout=10)
                     error: Any = refusal.value

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import pytest
 
 from anchorstore import errors
+from anchorstore.server import mover
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import admin_pb2
 from anchorstore.wire.v1 import store_pb2 as pb
@@ -170,6 +171,25 @@ def test_broken_invariant_in_a_call_stops_the_daemon_loudly(tmp_path: pathlib.Pa
         assert name == "remove" and "seal" in str(error)  # with the events that led there
         space.used_bytes = 0
         raise AssertionError(str(error))
+
+
+def test_copy_that_fails_answers_its_seal_and_stops_the_daemon(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the copy broke")
+
+    with (
+        pytest.raises(RuntimeError, match="the copy broke"),
+        running(config_of(tmp_path)) as daemon,
+    ):
+        engine = Engine(daemon.socket)
+        monkeypatch.setattr(mover, "copy_slice", broken)
+        with pytest.raises(errors.Unavailable, match="the daemon stops"):
+            engine.put(chain(engine.grant.root_digest, range(2)))
+        name, error = daemon.daemon.supervisor.failure or ("", RuntimeError())
+        assert (name, daemon.daemon.mover.queued) == ("seal", 0)
+        raise error
 
 
 WRITER = """

@@ -4,7 +4,6 @@ Method: a real dram tier, plans against numpy copies; property test of the slici
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import numpy as np
@@ -103,8 +102,7 @@ async def test_copy_with_a_readers_generation_is_a_broken_invariant(tier: DramTi
 async def test_room_with_full_queue_is_overloaded(tier: DramTier) -> None:
     mover = Mover(tier, 1, queue_max=1)
     mover.check_room()
-    copy = asyncio.ensure_future(mover.copy(plan_of(staged(8), None)))
-    await asyncio.sleep(0)
+    copy = mover.copy(plan_of(staged(8), None))
     with pytest.raises(Overloaded, match="1 seals are waiting") as refusal:
         mover.check_room()
     assert refusal.value.retry_after_ms > 0

@@ -1,0 +1,99 @@
+"""Seal, from the call to the answer: the one call that takes time.
+
+::
+
+    loop     begin_seal, format --+                        +--> finish_seal --> answer
+    threads                       +--> copy and checksum --+    (mover.py)
+
+One hop to a thread and one back: nothing else stands between the decision and the copy.  A seal
+outlives its caller, because the core waits for the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from anchorstore.clock import Clock
+from anchorstore.errors import InvalidRequest
+from anchorstore.server import codec
+from anchorstore.server.core.store import Store
+from anchorstore.server.mover import CopyResult, Mover
+from anchorstore.server.supervisor import Supervisor
+from anchorstore.tiers.base import Tier
+from anchorstore.tiers.dram import Staging
+from anchorstore.wire import convert
+from anchorstore.wire.v1 import store_pb2 as pb
+
+
+def _nothing_copied(count: int) -> CopyResult:
+    return CopyResult(np.zeros(count, np.bool_), np.zeros(count, np.uint64))
+
+
+class Seals:
+    """Carries out seals.  Not for use from other threads than the event loop's.
+
+    Attributes:
+        in_flight: seals whose copies are not done yet.
+    """
+
+    def __init__(
+        self, core: Store, tier: Tier, mover: Mover, clock: Clock, supervisor: Supervisor
+    ) -> None:
+        self._core, self._tier, self._mover, self._clock = core, tier, mover, clock
+        self._supervisor = supervisor
+        self.in_flight = 0
+
+    def seal(
+        self, request: pb.SealRequest, columns: convert.SealColumns, staging: Staging | None
+    ) -> pb.SealResponse | asyncio.Future[pb.SealResponse]:
+        """Copies staged blocks into the pool; done at once where none is to be copied."""
+        self._mover.check_room()
+        work = self._core.begin_seal(
+            request.session_id,
+            request.reservation_id,
+            columns.pages,
+            columns.layouts,
+            request.keep_open,
+            self._clock.now(),
+        )
+        for action in work.formats:
+            self._tier.format(action)
+        rows = work.copies.request_index
+        offsets = columns.staging_offsets[rows]
+        try:
+            codec.check_staged(offsets, work.copies.block_bytes, staging)
+        except InvalidRequest:
+            self._finish(work.ticket, _nothing_copied(len(rows)))
+            raise
+        if staging is None or not len(rows):
+            return self._finish(work.ticket, _nothing_copied(0))
+        expected = None if columns.checksums is None else columns.checksums[rows]
+        plan = codec.copy_plan(staging.memory, offsets, work.copies, expected)
+        copied = self._mover.copy(plan)
+        answer: asyncio.Future[pb.SealResponse] = asyncio.get_running_loop().create_future()
+        self.in_flight += 1
+        copied.add_done_callback(lambda copied: self._copied(work.ticket, copied, answer))
+        return answer
+
+    def _copied(
+        self,
+        ticket: int,
+        copied: asyncio.Future[CopyResult],
+        answer: asyncio.Future[pb.SealResponse],
+    ) -> None:
+        """An error here or in a copy is a bug, whoever still waits: the supervisor is told."""
+        self.in_flight -= 1
+        try:
+            response = self._finish(ticket, copied.result())
+        except Exception as error:  # noqa: BLE001 - handed to the supervisor, whatever it is
+            self._supervisor.fail("seal", error)
+            answer.set_exception(error)
+            answer.exception()  # seen, should nobody wait for it
+        else:
+            answer.set_result(response)
+
+    def _finish(self, ticket: int, result: CopyResult) -> pb.SealResponse:
+        results = self._core.finish_seal(ticket, result.ok, result.checksums, self._clock.now())
+        return pb.SealResponse(results=results)
