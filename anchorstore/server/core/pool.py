@@ -30,6 +30,7 @@ generations: they start anew.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 
@@ -168,8 +169,7 @@ class Pool:
 
     def written(self, segment_ids: U32) -> None:
         """Ends the writing of one slot a segment id [n]."""
-        ids, counts = np.unique(segment_ids, return_counts=True)
-        for segment_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+        for segment_id, count in collections.Counter(segment_ids.tolist()).items():
             segment = self.by_id[segment_id]
             segment.writing -= count
             assert segment.writing >= 0, f"segment {segment_id}: more slots written than taken"
