@@ -44,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             sys.stdout.write(render.values_text(loaded))
         return 0
-    missing = settings.unreadable_files(loaded.config)
-    if missing:
-        raise ConfigError("\n  ".join([f"configuration: {len(missing)} files missing", *missing]))
+    found = settings.unusable_files(loaded.config)
+    if found:
+        title = f"configuration: {len(found)} of its files cannot be used"
+        raise ConfigError("\n  ".join([title, *found]))
     changed = sum(source != "default" for source in loaded.sources.values())
     print(f"ok: {len(loaded.sources)} keys, {changed} not at their default")
     return 0

@@ -36,26 +36,40 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--text", metavar="FILE", help="UTF-8 text to read (default: the tiny model's sample)"
     )
-    number: Any = {"type": _positive, "metavar": "N"}
-    parser.add_argument("--prompt-tokens", default=6000, help="tokens A reads first", **number)
-    parser.add_argument("--turns", default=3, help="turns of A's conversation", **number)
-    parser.add_argument("--turn-tokens", default=300, help="tokens of a later turn", **number)
-    parser.add_argument("--requests", default=6, help="branches for B", **number)
-    parser.add_argument("--rows", default=4, help="rows kept of a 64-token page", **number)
-    parser.add_argument("--k-max", default=512, help="the most rows replayed", **number)
+    for option, default, meaning in (
+        ("--prompt-tokens", 6000, "tokens A reads first"),
+        ("--turns", 3, "turns of A's conversation"),
+        ("--turn-tokens", 300, "tokens of a later turn"),
+        ("--requests", 6, "branches for B"),
+        ("--rows", 4, "rows kept of a 64-token page"),
+        ("--k-max", 512, "the most rows replayed"),
+        ("--threads", 1, "torch threads of an engine"),
+    ):
+        text = f"{meaning} (default {default})"
+        parser.add_argument(option, type=_positive, default=default, metavar="N", help=text)
     parser.add_argument(
-        "--margin", default=64, type=int, metavar="N", help="resume margin W in tokens"
+        "--margin",
+        default=64,
+        type=int,
+        metavar="N",
+        help="resume margin W in tokens, a multiple of 64 (default 64)",
     )
-    parser.add_argument("--dram", default="512MiB", metavar="SIZE", help="the daemon's pool")
-    parser.add_argument("--seed", default=7, type=int, metavar="N", help="where branches leave")
-    parser.add_argument("--threads", default=1, help="torch threads of an engine", **number)
+    parser.add_argument(
+        "--dram", default="512MiB", metavar="SIZE", help="the daemon's pool (default 512MiB)"
+    )
+    parser.add_argument(
+        "--seed", default=7, type=int, metavar="N", help="where branches leave (default 7)"
+    )
     add_json_option(parser)
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text}, must be at least 1")
     return value
 
 
@@ -118,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 def render(found: dict[str, Any]) -> str:
     """The figures for people."""
     head = ["prompt", "shared", "reused", "rows", "cold", "warm", "ratio"]
-    head += ["top-1", "KL", "zero state", "KL", "kv only", "KL"]
+    head += [f"{name}{measure}" for name in ("", "zero ", "kv ") for measure in ("top-1", "KL")]
     rows = []
     for request in found["requests"]:
         cold, warm = request["ttft_cold_s"], request["ttft_warm_s"]
@@ -135,12 +149,11 @@ def render(found: dict[str, Any]) -> str:
         "",
         (
             f"Requests of engine B ({found['rows_per_page']} rows a page, k_max {found['k_max']}, "
-            f"W = {margin}); cold and warm: time to first token;"
+            f"W = {margin})."
         ),
-        (
-            "agreement with a full prefill over the next 32 tokens; controls: zero state at W = 0, "
-            f"kv only at W = {margin}"
-        ),
+        "prompt, shared with A's text, reused: tokens; rows: anchors replayed; cold, warm: time to",
+        "the first token.  top-1 and KL: agreement with a full prefill over the next 32 tokens;",
+        f"its controls: zero = zero state at W = 0, kv = kv only at W = {margin}.",
         "",
         table(head, rows, "r" * len(head)),
         verdict(found),

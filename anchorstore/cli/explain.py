@@ -110,7 +110,7 @@ def parse_prompt(text: str, tokenizer: str | None) -> bytes | Sequence[int]:
     shown = json.dumps(text[:40], ensure_ascii=False)
     raise UsageError(
         f"prompt {shown} is neither token ids nor path hashes of {2 * DIGEST_BYTES} hexadecimal "
-        "letters; text needs --tokenizer DIR"
+        "letters, and names no file; text needs --tokenizer DIR"
     )
 
 

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _consented(space: admin_pb2.NamespaceStatus, below: bytes) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("remove: no terminal to ask on, say --yes")
+        raise UsageError("no terminal to ask on, say --yes")
     what = f"what follows {digest(below)}" if below else f"all {number(space.pages)} pages"
     print(f"Remove {what} of {space.domain}/{space.model}? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -54,8 +54,8 @@ def loaded_from(args: argparse.Namespace) -> Loaded:
     return load(args.config, os.environ, overrides_of(args))
 
 
-def unreadable_files(config: Config) -> list[str]:
-    """Files that the configuration names and that cannot be read here, a line each."""
+def unusable_files(config: Config) -> list[str]:
+    """Files that the configuration names and that cannot be read or made here, a line each."""
     named = {
         "tls.certificate": config.tls.certificate,
         "tls.key": config.tls.key,
@@ -67,7 +67,8 @@ def unreadable_files(config: Config) -> list[str]:
     for key, path in named.items():
         if path and not os.access(path, os.R_OK):
             found.append(f"{key}: cannot read {path}")
-    folder = os.path.dirname(config.listen.socket) or "."
-    if not os.path.isdir(folder):
-        found.append(f"listen.socket: there is no folder {folder}")
+    folder = Path(config.listen.socket).absolute().parent
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):  # serve makes the rest
+        found.append(f"listen.socket: cannot make {config.listen.socket}: no right to {nearest}")
     return found

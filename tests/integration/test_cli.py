@@ -284,6 +284,7 @@ def test_explain_with_other_pages_hashes_by_them(say: Say, socket_path: Path) ->
     ("words", "reason"),
     [
         (("hello world",), "neither token ids nor path hashes"),
+        (("no-such-file.json",), "names no file"),
         (("ab" * 31,), "64 hexadecimal letters"),
         (("",), "prompt is empty"),
         (("1,2,3", "--namespace", "0001"), "shorter than one page of 64 tokens"),

@@ -64,7 +64,7 @@ DAEMON_ONLY = ("structlog", "prometheus_client", "grpc_health", "grpc_reflection
     [
         (("status", "--socket", "/does/not/exist"), 3),
         (("ls", "--socket", "/does/not/exist"), 3),
-        (("config", "check"), 2),
+        (("config", "check", "--socket", "/dev/null/engine.sock"), 2),
         (("config", "show"), 0),
         (("config", "defaults"), 0),
     ],
@@ -121,6 +121,15 @@ def test_config_check_of_a_good_configuration_exits_with_0(tmp_path: Path) -> No
     assert (good.returncode, good.stderr) == (0, "")
     assert good.stdout.startswith("ok: ")
     assert "3 not at their default" in good.stdout
+
+
+def test_config_check_accepts_a_socket_folder_that_serve_makes_and_no_other(tmp_path: Path) -> None:
+    good = anchorstore("config", "check", "--socket", str(tmp_path / "new" / "folder" / "s"))
+    assert (good.returncode, good.stderr) == (0, "")
+    (tmp_path / "file").write_text("")
+    bad = anchorstore("config", "check", "--socket", str(tmp_path / "file" / "s"))
+    assert bad.returncode == 2
+    assert f"listen.socket: cannot make {tmp_path}/file/s: " in bad.stderr
 
 
 def test_command_whose_reader_has_left_ends_quietly() -> None:
