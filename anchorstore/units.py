@@ -19,7 +19,8 @@ def _split(text: str, kind: str, units: dict[str, float] | dict[str, int]) -> tu
         raise ValueError(f"{text!r} is not a {kind}: write a number and one of {names}")
     number, unit = match.groups()
     if unit not in units:
-        raise ValueError(f"{text!r} is not a {kind}: unknown unit {unit!r}, use one of {names}")
+        problem = f"unknown unit {unit!r}" if unit else "it has no unit"
+        raise ValueError(f"{text!r} is not a {kind}: {problem}, use one of {names}")
     return float(number), units[unit]
 
 

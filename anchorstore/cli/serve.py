@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; 0 after a drain, 2 where it cannot start."""
     if not __debug__:
-        raise ConfigError("serve: python -O leaves out the asserts, which guard the store's bytes")
+        raise ConfigError("python -O leaves out the asserts, which guard the store's bytes")
     config = settings.loaded_from(args).config
     # After the configuration, so that a wrong one is told at once.
     from anchorstore.server import daemon

@@ -83,6 +83,11 @@ class Sizes:
         return self.anchor_token_bytes / self.checkpoint_token_bytes
 
     @property
+    def anchor_share(self) -> float:
+        """Anchors' part of a page's anchors and KV: what tiers.dram.anchor_share needs at least."""
+        return self.anchor_page_bytes / (self.anchor_page_bytes + self.kv_page_bytes)
+
+    @property
     def rows_max(self) -> int:
         """Most rows a page that take no more than the checkpoints, at most a whole page."""
         # rows * dense / page <= checkpoint / 8192, in integers
@@ -116,6 +121,7 @@ def as_json(name: str, sizes: Sizes, context_tokens: int | None) -> dict[str, An
         "anchor_bytes_per_token": sizes.anchor_token_bytes,
         "anchor_to_checkpoint_ratio": sizes.ratio,
         "rows_per_page_max": sizes.rows_max,
+        "anchor_share": sizes.anchor_share,
         "page_bytes": {
             "kv": sizes.kv_page_bytes,
             "anchor": sizes.anchor_page_bytes,
@@ -146,6 +152,7 @@ def render(name: str, sizes: Sizes, context_tokens: int | None) -> str:
     spec = sizes.spec
     density = f"{sizes.rows} of {sizes.page_tokens} rows"
     parts = f"{spec.recurrent_bytes / MIB:.2f} + {spec.conv_bytes / MIB:.2f}"
+    shares = f"{sizes.anchor_share:.3f}, {1 - sizes.anchor_share:.3f}"
     rows = [
         ("residual width D", f"{spec.hidden}"),
         ("layers linear/attention", f"{len(spec.linear_layers)}/{len(spec.attention_layers)}"),
@@ -160,6 +167,7 @@ def render(name: str, sizes: Sizes, context_tokens: int | None) -> str:
         ("page KiB: KV", f"{sizes.kv_page_bytes / KIB:g}"),
         (f"page KiB: anchors, {density}", f"{sizes.anchor_page_bytes / KIB:g}"),
         ("page KiB: anchors, dense", f"{sizes.dense_page_bytes / KIB:g}"),
+        (f"share of the pool: anchors, KV; {density}", shares),
     ]
     lines = [f"{name} ({spec.model_type}, {spec.dtype})", *_aligned(rows)]
     if context_tokens is not None:

@@ -99,11 +99,14 @@ def test_size_in_text_shows_the_figures_of_the_json(
     model = ("--model", str(CONFIGS / f"{row[0]}.json"), "--rows", "8", "--context", "100000")
     found, text = report(capsys, *model), run(capsys, *model)
     page, context = found["page_bytes"], found["context"]
+    share = found["anchor_share"]
+    assert share == page["anchor"] / (page["anchor"] + page["kv"])
     for line in (
         f"groups (stored)  {found['groups']} ({found['stored_groups']})",
         f"anchor B/token, 8 of 64 rows  {found['anchor_bytes_per_token']:.0f}",
         f"ratio anchors/checkpoints, 8 of 64 rows  {found['anchor_to_checkpoint_ratio']:.3f}",
         f"page KiB: anchors, 8 of 64 rows  {page['anchor'] / 1024:g}",
+        f"share of the pool: anchors, KV; 8 of 64 rows  {share:.3f}, {1 - share:.3f}",
         f"context of 100,000 tokens, {context['pages']:,} whole pages",
     ):
         assert line in re.sub(r" {2,}", "  ", text), text

@@ -104,6 +104,7 @@ def test_load_of_rules_gives_quotas_and_lineages(file: Path) -> None:
         ('[tiers.dram.capacity]\nx = "1"', (CAPACITY, "must be a size in quotes")),
         ("[tiers.dram]\ncapacity = 64", (CAPACITY, "64", "must be a size in quotes")),
         ('[tiers.dram]\ncapacity = "64GB!"', (CAPACITY, "'64GB!'")),
+        ('[lease]\nread_ttl = "3"', ("lease.read_ttl", "'3'", "it has no unit", "ms")),
         ('[tiers.dram]\ncapacity = "64Gib"', (CAPACITY, "unknown unit 'Gib'", "GiB")),
         ('[tiers.dram]\ncapacity = "0B"', (CAPACITY, "is 0B", "at least 1MiB")),
         ('[tiers.dram]\nprefault = "true"', ("tiers.dram.prefault", "must be true or false")),
@@ -241,6 +242,12 @@ def test_parse_override_with_equals_in_the_value_keeps_it() -> None:
         (("tls.key=k",), ("tls.key", "without tls.certificate")),
         (("tls.client_ca=c",), ("tls.client_ca", "without tls.certificate")),
         (("limits.staging_per_session=3GiB",), ("limits.staging_total", "3GiB", "2GiB")),
+        (
+            ("limits.sessions=8", "limits.sessions_per_domain=9"),
+            ("limits.sessions_per_domain is 9", "limits.sessions, 8"),
+        ),
+        (("limits.reserved_pages=9",), ("limits.reserved_pages is 9", "pages_per_call, 16384")),
+        (("limits.leased_blocks=9",), ("limits.leased_blocks is 9", "pages_per_call, 16384")),
         (("limits.sessions=1025",), ("limits.sessions is 1025", "limits.connections, 1024")),
     ],
 )
