@@ -11,6 +11,7 @@
 
 from anchorstore.config.access import AuthConfig, ListenConfig, LogConfig, NodeConfig, TlsConfig
 from anchorstore.config.combine import problems
+from anchorstore.config.limits import LimitsConfig
 from anchorstore.config.loader import Loaded, Override, load, parse_override
 from anchorstore.config.schema import SETTINGS, Config, build
 from anchorstore.config.storage import (
@@ -18,7 +19,6 @@ from anchorstore.config.storage import (
     DeadlinesConfig,
     DramConfig,
     LeaseConfig,
-    LimitsConfig,
     NamespaceRule,
     NamespacesConfig,
     TiersConfig,

@@ -102,6 +102,20 @@ def _limits(config: Config) -> Iterator[str]:
             f"limits.sessions is {limits.sessions}, must not exceed limits.connections, "
             f"{limits.connections}: a session ends with its last connection"
         )
+    if limits.domain_sessions > limits.sessions:
+        yield (
+            f"limits.sessions_per_domain is {limits.domain_sessions}, must not exceed "
+            f"limits.sessions, {limits.sessions}"
+        )
+    for key, value in (
+        ("reserved_pages", limits.reserved_pages),
+        ("leased_blocks", limits.leased_blocks),
+    ):
+        if value < limits.pages_per_call:
+            yield (
+                f"limits.{key} is {value}, must be at least limits.pages_per_call, "
+                f"{limits.pages_per_call}: one call may ask for as many"
+            )
 
 
 def _rules(config: Config) -> Iterator[str]:

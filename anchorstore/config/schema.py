@@ -7,10 +7,10 @@ from typing import Any
 
 from anchorstore.config.access import AuthConfig, ListenConfig, LogConfig, NodeConfig, TlsConfig
 from anchorstore.config.fields import Setting, settings_of
+from anchorstore.config.limits import LimitsConfig
 from anchorstore.config.storage import (
     DeadlinesConfig,
     LeaseConfig,
-    LimitsConfig,
     NamespacesConfig,
     TiersConfig,
 )

@@ -177,6 +177,23 @@ def count(low: int, high: int) -> Kind:
     return Kind("count", f"{low} to {high}", parse, str, _read_number)
 
 
+def _or_auto(exact: Kind) -> Kind:
+    """The same, or "auto" = None."""
+
+    def parse(value: Any) -> Any:
+        return None if value == "auto" else exact.parse(value)
+
+    def show(value: Any) -> str:
+        return '"auto"' if value is None else exact.show(value)
+
+    return Kind(exact.unit, f'"auto", or {exact.bounds}', parse, show, exact.read)
+
+
+def count_or_auto(low: int, high: int) -> Kind:
+    """A whole number within bounds, or "auto" = None."""
+    return _or_auto(count(low, high))
+
+
 def fraction() -> Kind:
     """A number above 0, at most 1."""
 
@@ -211,15 +228,7 @@ def size(low: str, high: str = "") -> Kind:
 
 def size_or_auto(low: str, high: str) -> Kind:
     """Bytes, or "auto" = None."""
-    exact = size(low, high)
-
-    def parse(value: Any) -> int | None:
-        return None if value == "auto" else exact.parse(value)
-
-    def show(value: int | None) -> str:
-        return '"auto"' if value is None else exact.show(value)
-
-    return Kind("bytes", f'"auto", or {exact.bounds}', parse, show)
+    return _or_auto(size(low, high))
 
 
 def _show_seconds(value: float) -> str:

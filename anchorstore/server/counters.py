@@ -117,5 +117,7 @@ OTHER_COUNTERS = CounterSpec(
 
 GAUGES_AMONG_COUNTERS: Mapping[str, str] = {
     "staging_used_bytes": "Staging memory granted to sessions.",
+    "reserved_pages": "Pages in open reservations.",
+    "leased_blocks": "Blocks under read leases, counted once a need that names them.",
 }
 """Values in a status's counters that rise and fall."""

@@ -167,14 +167,16 @@ class LimitsCollector(Collector):
         return self.collect()
 
     def collect(self) -> Iterable[Metric]:
+        worked_out = {
+            "tiers.dram.segment": self._config.tiers.dram.pool_segment_bytes,
+            "limits.sessions_per_domain": self._config.limits.domain_sessions,
+        }
         for unit, suffix in _LIMIT_UNITS.items():
             text = f"Configured limits ({unit}), by key of the configuration."
             family = GaugeMetricFamily(f"{PREFIX}limit{suffix}", text, labels=["limit"])
             for item in SETTINGS:
-                value = value_of(self._config, item)
+                value = worked_out.get(item.key, value_of(self._config, item))
                 if item.section in LIMIT_SECTIONS and item.kind.unit == unit:
-                    if item.key == "tiers.dram.segment":
-                        value = self._config.tiers.dram.pool_segment_bytes
                     assert isinstance(value, (int, float)), (item.key, value)
                     family.add_metric([item.key], float(value))
             yield family

@@ -346,7 +346,11 @@ def test_socket_path_that_is_a_file_or_too_long_is_refused(tmp_path: pathlib.Pat
 
 
 def test_connections_beyond_the_limit_are_closed(tmp_path: pathlib.Path) -> None:
-    with running(config_of(tmp_path, limits__connections=2, limits__sessions=2)) as daemon:
+    with running(
+        config_of(
+            tmp_path, limits__connections=2, limits__sessions=2, limits__sessions_per_domain=2
+        )
+    ) as daemon:
         engines = [Engine(daemon.socket), Engine(daemon.socket)]
         assert Wire.unix(daemon.socket).is_closed()
         engines[0].close()

@@ -41,6 +41,7 @@ CONFIG = StoreConfig(
     write_ttl_seconds=8.0,
     session_ttl_seconds=30.0,
     max_sessions=4,
+    max_sessions_per_domain=3,
     max_reservations=5,
     max_leases=3,
     quotas={("globex", "model"): QUOTA_BYTES},
@@ -136,7 +137,11 @@ class WalkState:
         self.made += 1
         session_id = self.made.to_bytes(16, "big")
         layouts = [LAYOUTS[i] for i in chosen]
-        if len(self.sessions) >= self.config.max_sessions:
+        mine = sum(session.space.domain == domain for session in self.sessions.values())
+        if (
+            len(self.sessions) >= self.config.max_sessions
+            or mine >= self.config.max_sessions_per_domain
+        ):
             refused = False
             try:
                 self.store.open_session(session_id, namespace, layouts, now=self.now)

@@ -122,6 +122,12 @@ def _leases(state: State) -> list[str]:
         found.append("blocks: detached without a lease")
     if set(state.leases.by_id) != {i for i in state.leases.by_id if i in state.leases.deadlines}:
         found.append("leases: one without a deadline")
+    named = sum(len(rows) for lease in state.leases.by_id.values() for rows in lease.blocks)
+    if named != state.leases.blocks_named:
+        found.append(f"leases: {named} blocks are named, {state.leases.blocks_named} on record")
+    pages = sum(reservation.pages for reservation in state.reservation_by_id.values())
+    if pages != state.reserved_pages:
+        found.append(f"reservations: {pages} pages, {state.reserved_pages} on record")
     found += state.leases.deadlines.check("leases")
     found += state.reservations.check("reservations")
     return found + state.registry.idle.check("sessions")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from anchorstore.server.core.types import U32, Positions
@@ -63,7 +63,7 @@ class Deadlines(Generic[Key]):
         return [] if ends == sorted(ends) else [f"{name}: deadlines out of order"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Lease:
     """Blocks that one reader may go on reading.
 
@@ -74,9 +74,9 @@ class Lease:
     lease_id: int
     session_id: bytes
     held: Positions
-    blocks: tuple[U32, ...]
-    layouts: tuple[int, ...]
-    first_pages: tuple[int, ...]
+    blocks: Sequence[U32]
+    layouts: Sequence[int]
+    first_pages: Sequence[int]
 
 
 class Leases:
@@ -85,6 +85,7 @@ class Leases:
     def __init__(self, ttl_seconds: float) -> None:
         self.by_id: dict[int, Lease] = {}
         self.deadlines: Deadlines[int] = Deadlines(ttl_seconds)
+        self.blocks_named = 0  # by all of them, need by need
         self._next_id = 1
 
     def __len__(self) -> int:
@@ -94,15 +95,16 @@ class Leases:
         self,
         session_id: bytes,
         held: Positions,
-        blocks: tuple[U32, ...],
-        layouts: tuple[int, ...],
-        first_pages: tuple[int, ...],
+        blocks: Sequence[U32],
+        layouts: Sequence[int],
+        first_pages: Sequence[int],
         now: float,
     ) -> Lease:
         """A new lease; ids are never reused in a boot."""
         lease = Lease(self._next_id, session_id, held, blocks, layouts, first_pages)
         self._next_id += 1
         self.by_id[lease.lease_id] = lease
+        self.blocks_named += sum(map(len, blocks))
         self.deadlines.use(lease.lease_id, now)
         return lease
 
@@ -114,4 +116,5 @@ class Leases:
     def close(self, lease: Lease) -> None:
         """Ends a lease; the caller lowers the blocks' counts."""
         del self.by_id[lease.lease_id]
+        self.blocks_named -= sum(map(len, lease.blocks))
         self.deadlines.drop(lease.lease_id)

@@ -55,6 +55,12 @@ def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResul
         raise CapacityFull(
             f"session holds {len(session.leases)} leases, limit {state.config.max_leases}"
         )
+    named = state.leases.blocks_named + sum(map(len, plan.blocks))
+    if named > state.config.max_leased_blocks:
+        raise CapacityFull(
+            f"lookup: {named} blocks under read leases, limit {state.config.max_leased_blocks} "
+            "(limits.leased_blocks)"
+        )
     state.touch(plan.pages)
     lease_id = 0
     if len(plan.held):

@@ -45,7 +45,11 @@ def status(state: State) -> StoreStatus:
         segments_free=len(state.pool.unused),
         components=components,
         namespaces=[_namespace_status(r) for r in state.registry.namespaces.values()],
-        counters=dict(state.counters),
+        counters={
+            **state.counters,
+            "reserved_pages": state.reserved_pages,
+            "leased_blocks": state.leases.blocks_named,
+        },
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anchorstore.errors import LeaseExpired
+from anchorstore.errors import CapacityFull, LeaseExpired
 from anchorstore.server.core import requests
 from anchorstore.server.core.evicting import evict
 from anchorstore.server.core.policy import Field, Scope
@@ -58,6 +58,7 @@ def reserve(
     keys = requests.hash_columns(state.config, hashes)
     requests.check_layouts(session, layouts)
     requests.check_run(session, parent_hash, first_page, keys, lineage)
+    _check_room(state, len(keys))
     record = session.record
     kinds = tuple(session.kinds[layout] for layout in layouts)
     path = np.concatenate([np.frombuffer(parent_hash, np.uint64).reshape(1, 4), keys])
@@ -86,12 +87,23 @@ def reserve(
         record.reserved_bytes += open_bytes(reservation)
         session.reservations[reservation_id] = reservation
         state.reservation_by_id[reservation_id] = reservation
+        state.reserved_pages += reservation.pages
         state.reservations.use(reservation_id, now)
     state.counters["blocks_offered"] += known.size
     state.counters["blocks_offered_known"] += int(known.sum())
     if reason:
         state.counters[f"blocks_declined_{reason}"] += int((~take & ~known).sum())
     return ReserveResult(reservation_id, verdicts.tobytes(), reason)
+
+
+def _check_room(state: State, pages: int) -> None:
+    """CapacityFull where the pages of all reservations would be too many."""
+    pages += state.reserved_pages
+    if pages > state.config.max_reserved_pages:
+        raise CapacityFull(
+            f"reserve: {pages} pages in open reservations, limit {state.config.max_reserved_pages} "
+            "(limits.reserved_pages)"
+        )
 
 
 def known_units(state: State, pages: U32, kinds: Sequence[Kind], lineage: int) -> Bools:
@@ -170,6 +182,7 @@ def close(state: State, reservation: Reservation) -> None:
     state.ensure(record.reserved_bytes >= 0, "reserved bytes below 0")
     del reservation.session.reservations[reservation.reservation_id]
     del state.reservation_by_id[reservation.reservation_id]
+    state.reserved_pages -= reservation.pages
     state.reservations.drop(reservation.reservation_id)
     state.registry.forget_namespace_if_idle(record)
 

@@ -91,6 +91,11 @@ class Reservation:
     units: U8
     slot_bytes: U64
 
+    @property
+    def pages(self) -> int:
+        """Pages of the run."""
+        return len(self.units)
+
 
 @dataclasses.dataclass(eq=False)
 class Session:
@@ -150,6 +155,7 @@ class Registry:
             raise InvalidRequest("session id is empty or in use")
         if len(self.sessions) >= self.config.max_sessions:
             raise CapacityFull(f"{len(self.sessions)} sessions, limit {self.config.max_sessions}")
+        self._check_share(namespace.domain)
         self._check_layouts(namespace, layouts)
         record = self._namespace(namespace, max_lineage)
         kinds = self._kinds(namespace.domain, layouts)
@@ -158,6 +164,16 @@ class Registry:
         self.sessions[session_id] = session
         self.idle.use(session_id, now)
         return session
+
+    def _check_share(self, domain: str) -> None:
+        """CapacityFull where the domain has its share of the sessions."""
+        records = (r for r in self.namespaces.values() if r.namespace.domain == domain)
+        count, limit = sum(len(record.sessions) for record in records), self.config
+        if count >= limit.max_sessions_per_domain:
+            raise CapacityFull(
+                f"domain {domain!r} has {count} sessions, limit {limit.max_sessions_per_domain} a "
+                "domain (limits.sessions_per_domain)"
+            )
 
     def detach(self, session: Session) -> None:
         """Takes out a session whose leases and reservations have ended."""

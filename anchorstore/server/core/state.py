@@ -75,6 +75,7 @@ class State:
         self.leases = Leases(config.read_ttl_seconds)
         self.reservations: Deadlines[int] = Deadlines(config.write_ttl_seconds)
         self.reservation_by_id: dict[int, Reservation] = {}
+        self.reserved_pages = 0  # of all of them
         self.tickets: dict[int, Ticket] = {}
         self.detached: dict[int, NamespaceRecord] = {}  # block row -> who pays for it
         self.queues = LeafQueues()

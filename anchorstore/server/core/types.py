@@ -88,7 +88,10 @@ class StoreConfig:
         write_ttl_seconds: life of a reservation after its last use.
         session_ttl_seconds: life of a session without a connection.
         max_pages: pages in one lookup or reserve.
+        max_sessions_per_domain: of max_sessions, for any one domain.
         max_layouts, max_reservations, max_leases: each per session.
+        max_reserved_pages: pages in open reservations, all sessions together.
+        max_leased_blocks: blocks that read leases name, need by need, all sessions together.
         default_quota_bytes: of a namespace without its own entry; 0 = none.
         quotas: (domain, model) -> bytes of slots, 0 = none.
         default_max_lineage: deepest lineage that a namespace stores; 255 = any.
@@ -103,11 +106,14 @@ class StoreConfig:
     write_ttl_seconds: float = 30.0
     session_ttl_seconds: float = 60.0
     max_sessions: int = 256
+    max_sessions_per_domain: int = 256
     max_namespaces: int = 1024
     max_layouts: int = 16
     max_pages: int = 16_384
     max_reservations: int = 256
     max_leases: int = 4096
+    max_reserved_pages: int = 2**20
+    max_leased_blocks: int = 2**22
     default_quota_bytes: int = 0
     quotas: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     default_max_lineage: int = 16
@@ -116,7 +122,8 @@ class StoreConfig:
         for name in (
             *("segments", "segment_bytes", "read_ttl_seconds", "write_ttl_seconds"),
             *("session_ttl_seconds", "max_sessions", "max_namespaces", "max_layouts"),
-            *("max_pages", "max_reservations", "max_leases"),
+            *("max_pages", "max_reservations", "max_leases", "max_sessions_per_domain"),
+            *("max_reserved_pages", "max_leased_blocks"),
         ):
             assert getattr(self, name) > 0, f"{name} is {getattr(self, name)}, must be above 0"
         assert self.max_layouts <= 255, f"max_layouts is {self.max_layouts}, limit 255"

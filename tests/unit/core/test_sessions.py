@@ -62,6 +62,21 @@ def test_open_session_limits_name_value_and_limit() -> None:
     assert small.store.check() == []
 
 
+def test_open_session_leaves_other_domains_their_share() -> None:
+    small = Small(max_sessions=4, max_sessions_per_domain=2)
+    greedy = small.session()
+    small.session(model="other")
+    for model in ("model", "third"):
+        with pytest.raises(CapacityFull, match=r"'acme' has 2 sessions, limit 2 .*per_domain"):
+            small.session(model=model)
+    other = small.session("globex")
+    small.session("globex")
+    small.store.end_session(greedy.session_id, 0.0)
+    small.session(model="third")
+    assert other.put(other.path(1)) == [1]
+    assert small.store.check() == []
+
+
 def test_open_session_id_in_use_is_refused() -> None:
     store = Store(CONFIG, b"b" * 16)
     store.open_session(b"s", NAMESPACE, [KV], now=0.0)

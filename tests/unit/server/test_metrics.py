@@ -103,6 +103,8 @@ def registry() -> CollectorRegistry:
         ("staging_used_bytes", {}, 8),
         ("limit_seconds", {"limit": "lease.read_ttl"}, 1.5),
         ("limit", {"limit": "limits.sessions"}, 7),
+        ("limit", {"limit": "limits.sessions_per_domain"}, 3),
+        ("limit", {"limit": "limits.leased_blocks"}, 2**22),
         ("limit_bytes", {"limit": "tiers.dram.segment"}, 4 * 2**20),
         ("limit_ratio", {"limit": "tiers.dram.high_watermark"}, 0.95),
         ("mover_copied_bytes_total", {}, 2),
