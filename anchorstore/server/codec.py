@@ -20,7 +20,6 @@ from anchorstore.server.core.types import (
 )
 from anchorstore.server.mover import CopyPlan
 from anchorstore.tiers.dram import Staging
-from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
 
 NEEDS_MAX = 64
@@ -85,26 +84,25 @@ def copy_plan(
 
 
 def lookup_response(result: LookupResult, lease_ttl_ms: int) -> pb.LookupResponse:
-    """The answer to a Lookup."""
-    return pb.LookupResponse(
+    """The answer to a Lookup.  Columns are made in their place: given ready, they were copied."""
+    response = pb.LookupResponse(
         boundary_pages=result.boundary_pages,
         resume_pages=result.resume_pages,
         lease_id=result.lease_id,
         lease_ttl_ms=lease_ttl_ms if result.lease_id else 0,
         lineage=result.lineage,
-        columns=[
-            convert.block_columns(
-                part.layout,
-                part.first_page,
-                part.segments,
-                part.offsets,
-                part.generations,
-                part.checksums,
-            )
-            for part in result.columns
-        ],
         miss=int(result.miss),  # type: ignore[arg-type]
     )
+    for part in result.columns:
+        response.columns.add(
+            layout=part.layout,
+            first_page=part.first_page,
+            segments=part.segments.tobytes(),
+            offsets=part.offsets.tobytes(),
+            generations=part.generations.tobytes(),
+            checksums=part.checksums.tobytes(),
+        )
+    return response
 
 
 def check_staged(

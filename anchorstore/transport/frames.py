@@ -163,7 +163,7 @@ class Parser:
             data = bytes(self._held)
         frames, start, wanted = [], 0, HEADER_BYTES
         while len(data) - start >= HEADER_BYTES:
-            header = parse_header(memoryview(data)[start : start + HEADER_BYTES])
+            header = parse_header(data[start : start + HEADER_BYTES])
             stop = start + HEADER_BYTES + header.body_bytes
             if len(data) < stop:
                 wanted = stop - start

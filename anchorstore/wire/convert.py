@@ -143,22 +143,3 @@ def seal_columns(request: store.SealRequest, limit: int) -> SealColumns:
         column(request.staging_offsets, "<u8", "staging_offsets", len(pages)),
         column(request.checksums, "<u8", "checksums", len(pages)) if request.checksums else None,
     )
-
-
-def block_columns(
-    layout: int,
-    first_page: int,
-    segments: npt.NDArray[np.uint32],
-    offsets: npt.NDArray[np.uint64],
-    generations: npt.NDArray[np.uint32],
-    checksums: npt.NDArray[np.uint64],
-) -> store.BlockColumns:
-    """Packs where the blocks of one need lie."""
-    return store.BlockColumns(
-        layout=layout,
-        first_page=first_page,
-        segments=segments.tobytes(),
-        offsets=offsets.tobytes(),
-        generations=generations.tobytes(),
-        checksums=checksums.tobytes(),
-    )

@@ -100,6 +100,29 @@ def test_index_random_walk_agrees_with_dict(make: Make) -> None:
             assert found == [walk.pages[namespace, key] for key in mine]
 
 
+def test_index_paths_with_runs_broken_anywhere_agree_with_dict() -> None:
+    source = random.Random(7)
+    index, rows = PageIndex(b"secret"), dict[tuple[int, Key], int]()
+    paths = [[plain(source) for _ in range(60)] for _ in range(20)]
+    for _ in range(400):
+        namespace, path = 1 + source.randrange(2), source.choice(paths)
+        start = source.randrange(60)
+        piece = path[start : start + 1 + source.randrange(60)]
+        stored = [key for key in piece if (namespace, key) in rows]
+        if stored and source.random() < 0.4:
+            gone = [rows.pop((namespace, key)) for key in stored]
+            index.remove(np.array(gone, np.uint32))
+        fresh = [key for key in piece if (namespace, key) not in rows]
+        pages = np.arange(len(fresh), dtype=np.uint32)
+        made = index.insert(namespace, keys_of(fresh), pages, 1).tolist()
+        rows |= {(namespace, key): row for key, row in zip(fresh, made, strict=True)}
+        asked = path + source.choice(paths)[:30] + [plain(source)] + piece + path[::-1]
+        for asker in (1, 2, 3):
+            expected = [rows.get((asker, key), 0) for key in asked]
+            assert index.find(asker, keys_of(asked)).tolist() == expected
+            assert index.probe(asker, keys_of(asked)).tolist() == expected
+
+
 @pytest.mark.parametrize("make", [equal_first_bytes, high_bits])
 def test_index_chosen_hashes_spread_over_buckets(make: Make) -> None:
     source = random.Random(9)

@@ -60,23 +60,28 @@ class Blocks(Table):
         self.version = 0  # changes whenever a chain changes
 
     def find(self, index: PageIndex, pages: U32, kinds: Sequence[int]) -> list[U32]:
-        """Per kind: the block row of each page row [n]; 0 where there is none."""
-        found = [np.zeros(len(pages), np.uint32) for _ in kinds]
+        """Per kind, each named once: the block row of each page row [n]; 0 where there is none."""
+        found: dict[int, U32] = {}
+        complete = 0
         current = index.first_block.take(pages)
         for _ in range(CHAIN_LIMIT + 1):
-            if not np.count_nonzero(current):
-                return found
             kind_here = self.kind.take(current)
-            for number, kind in enumerate(kinds):
-                here = kind_here == kind
-                count = np.count_nonzero(here)
-                if count == len(here):  # chains alike all along the path, the common case
-                    found[number] = current
+            first = int(kind_here[0]) if len(pages) else 0
+            if np.count_nonzero(kind_here == first) == len(pages):  # alike on the whole path
+                if first in kinds:
+                    found[first] = current
+                    complete += 1
+                if not first or complete == len(kinds):
                     break
-                if count:
-                    np.copyto(found[number], current, where=here)
+            else:
+                for kind in kinds:
+                    if kind not in found:
+                        found[kind] = np.zeros(len(pages), np.uint32)
+                    np.copyto(found[kind], current, where=kind_here == kind)
             current = self.next.take(current)
-        raise AssertionError(f"blocks: a chain is longer than {CHAIN_LIMIT}")
+        else:
+            raise AssertionError(f"blocks: a chain is longer than {CHAIN_LIMIT}")
+        return [found[k] if k in found else np.zeros(len(pages), np.uint32) for k in kinds]
 
     def chain_lengths(self, index: PageIndex, pages: U32) -> U32:
         """Blocks of each page [n]."""

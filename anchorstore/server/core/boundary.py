@@ -76,7 +76,10 @@ def largest_boundary(
     if resume_top <= 0:
         return 0
     paired = list(zip(needs, present, strict=True))
-    if all(_satisfied(need, there, resume_top, page_tokens) for need, there in paired):
+    for need, there in paired:
+        if not _satisfied(need, there, resume_top, page_tokens):
+            break
+    else:
         return top
     valid = np.ones(resume_top + 1, np.bool_)  # by resume point
     valid[0] = False

@@ -90,6 +90,7 @@ class PageIndex(Table):
         self._tags = np.zeros((1 << bits, WAYS), np.uint16)
         self._slots = np.zeros((1 << bits, WAYS), np.uint32)
         self._overflow = np.zeros(1 << bits, np.uint32)
+        self._overflows = 0  # the sum of all
 
     @property
     def nbytes(self) -> int:
@@ -120,10 +121,12 @@ class PageIndex(Table):
         start = 0
         while start < len(hashes):
             row = self._row_of(namespace, hashes[start])
-            length = self._run(namespace, row, hashes[start:]) if row else 0
-            stop = start + length
-            found[start:stop] = np.arange(row, row + length, dtype=np.uint32)
-            start = max(stop, start + 1)
+            if not row:
+                start += 1
+                break
+            length = self._run(namespace, row, hashes[start:])
+            found[start : start + length] = np.arange(row, row + length, dtype=np.uint32)
+            start += length
             if length < RUN_PAGES_MIN:
                 break
         if start < len(hashes):
@@ -140,9 +143,10 @@ class PageIndex(Table):
         for _ in range(self._mask + 1):
             tags = self._tags[bucket].tolist()
             if tag in tags:
-                ways = [way for way, other in enumerate(tags) if other == tag]
-                for row in self._slots[bucket, ways].tolist():
-                    if self.namespace[row] == namespace and self.hash_of(row) == key.tobytes():
+                rows = self._slots[bucket].tolist()
+                for row, other in zip(rows, tags, strict=True):
+                    mine = other == tag and self.namespace[row] == namespace
+                    if mine and self.hash_of(row) == key.tobytes():
                         return int(row)
             if not self._overflow[bucket]:
                 return 0
@@ -164,6 +168,8 @@ class PageIndex(Table):
         bucket, tag = self._place(namespace, hashes)
         matches = np.flatnonzero(self._tags.take(bucket, axis=0) == tag[:, None])
         found = np.zeros(len(hashes), np.uint32)
+        if not len(matches) and not self._overflows:
+            return found
         query: Positions | None = None  # the keys still open; None: all, in order
         for _ in range(self._mask + 1):
             which = matches >> WAY_BITS
@@ -175,6 +181,8 @@ class PageIndex(Table):
             if count_nonzero(right) < len(right):
                 asked, rows = asked[right], rows[right]
             found[asked] = rows
+            if not self._overflows:
+                return found
             onward = self._overflow.take(bucket) != 0
             onward &= (found if query is None else found.take(query)) == 0
             if not count_nonzero(onward):
@@ -237,6 +245,7 @@ class PageIndex(Table):
             full = ~fits
             np.add.at(self._overflow, bucket[full], 1)
             bucket, tag, rows = (bucket[full] + 1) & self._mask, tag[full], rows[full]
+            self._overflows += len(rows)
 
     def _nth_empty(self, bucket: Positions, rank: Positions) -> Positions:
         """Way of the rank-th empty place of each bucket."""
@@ -260,6 +269,7 @@ class PageIndex(Table):
             assert self._overflow[at[passed]].all(), "index: a row that is in no bucket"
             np.subtract.at(self._overflow, at[passed], 1)
             left, at = left[passed], (at[passed] + 1) & self._mask
+            self._overflows -= len(left)
         self.namespace[rows] = 0
         self.rows.give(rows)
 

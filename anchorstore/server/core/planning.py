@@ -60,9 +60,9 @@ class Plan:
     lineage: int
     pages: U32
     held: Positions
-    blocks: tuple[U32, ...]
-    layouts: tuple[int, ...]
-    first_pages: tuple[int, ...]
+    blocks: Sequence[U32]
+    layouts: Sequence[int]
+    first_pages: Sequence[int]
     columns: list[BlockColumns]
 
 
@@ -128,6 +128,8 @@ def make_plan(
             pages = pages[:known]  # no boundary lies behind
             break
     seen = (state.index.version, state.blocks.version)
+    if not len(pages):
+        return _nothing(hashes, seen, Miss.NOT_STORED)
     blocks = _blocks_of_needs(state, session, pages, needs)
     stored = [rows != 0 for rows in blocks]
     accepted = stored
@@ -139,18 +141,16 @@ def make_plan(
         ]
     boundary = largest_boundary(accepted, needs, page_tokens, margin_pages)
     if not boundary:
-        miss = _why(stored, accepted, needs, page_tokens, margin_pages)
-        return Plan(hashes, seen, miss, 0, 0, 0, NO_PAGES, NO_ROWS, (), (), (), [])
+        return _nothing(hashes, seen, _why(stored, accepted, needs, page_tokens, margin_pages))
     resume = boundary - margin_pages
-    spans = [
-        pages_read(need, there, resume, page_tokens)
-        for need, there in zip(needs, accepted, strict=True)
-    ]
-    read = tuple(rows[start:stop] for rows, (start, stop) in zip(blocks, spans, strict=True))
-    layouts = tuple(need.layout for need in needs)
-    starts = tuple(start for start, _ in spans)
-    rows = np.concatenate(read).astype(np.intp)  # numpy's own index type: gathers twice as fast
-    lineages = state.blocks.lineage.take(rows)
+    read, starts = [], []
+    for need, rows, there in zip(needs, blocks, accepted, strict=True):
+        start, stop = pages_read(need, there, resume, page_tokens)
+        read.append(rows[start:stop])
+        starts.append(start)
+    layouts = [need.layout for need in needs]
+    held = np.concatenate(read).astype(np.intp)  # numpy's own index type: gathers twice as fast
+    lineages = state.blocks.lineage.take(held)
     return Plan(
         hashes,
         seen,
@@ -159,12 +159,16 @@ def make_plan(
         resume,
         int(lineages.max()) if np.count_nonzero(lineages) else 0,
         pages[:boundary],
-        rows if len(set(layouts)) == len(layouts) else np.unique(rows),
+        held if len(set(layouts)) == len(layouts) else np.unique(held),
         read,
         layouts,
         starts,
-        columns_of_needs(state, session, layouts, starts, read, rows),
+        columns_of_needs(state, session, layouts, starts, read, held),
     )
+
+
+def _nothing(hashes: bytes, seen: tuple[int, int], miss: Miss) -> Plan:
+    return Plan(hashes, seen, miss, 0, 0, 0, NO_PAGES, NO_ROWS, (), (), (), [])
 
 
 def columns_of_needs(
