@@ -114,8 +114,8 @@ class AuthConfig:
             empty_means="remote engines need no token, their domain is auth.default_domain"
         ),
         "",
-        'Bearer tokens of remote engines: one "domain token" a line, # starts a comment.  The domain '
-        "@admin makes an operator.",
+        'Bearer tokens of remote engines: one "domain token" a line, # starts a comment.  The '
+        "domain @admin makes an operator.",
         "Needed for listen.tcp and listen.grpc beyond loopback.",
     )
     admin_token_file: str = setting(

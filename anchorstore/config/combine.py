@@ -102,11 +102,12 @@ def _limits(config: Config) -> Iterator[str]:
             f"limits.sessions is {limits.sessions}, must not exceed limits.connections, "
             f"{limits.connections}: a session ends with its last connection"
         )
-    if limits.domain_sessions > limits.sessions:
-        yield (
-            f"limits.sessions_per_domain is {limits.domain_sessions}, must not exceed "
-            f"limits.sessions, {limits.sessions}"
-        )
+    for key, share, whole in (
+        ("sessions", limits.domain_sessions, limits.sessions),
+        ("connections", limits.domain_connections, limits.connections),
+    ):
+        if share > whole:
+            yield f"limits.{key}_per_domain is {share}, must not exceed limits.{key}, {whole}"
     for key, value in (
         ("reserved_pages", limits.reserved_pages),
         ("leased_blocks", limits.leased_blocks),

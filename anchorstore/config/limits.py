@@ -89,6 +89,13 @@ class LimitsConfig:
         "Connections open at once, all carriers together.",
         "Engines times their processes.",
     )
+    connections_per_domain: int | None = setting(
+        values.count_or_auto(1, 65_536),
+        "auto",
+        "Connections that one domain may have open at once; operators' count to none.  auto = half "
+        "of limits.connections.",
+        "As limits.connections where the host serves one domain; lower where many share it.",
+    )
     calls_per_connection: int = setting(
         values.count(1, 4096),
         32,
@@ -133,3 +140,10 @@ class LimitsConfig:
         if self.sessions_per_domain is not None:
             return self.sessions_per_domain
         return max(1, self.sessions // 2)
+
+    @property
+    def domain_connections(self) -> int:
+        """Connections of one domain, "auto" worked out."""
+        if self.connections_per_domain is not None:
+            return self.connections_per_domain
+        return max(1, self.connections // 2)

@@ -22,7 +22,7 @@ class Carriers:
     def __init__(self, config: Config, dispatcher: Dispatcher) -> None:
         self._config, self._dispatcher = config, dispatcher
         limits, deadlines = config.limits, config.deadlines
-        budget = ConnectionBudget(limits.connections)
+        budget = ConnectionBudget(limits.connections, limits.domain_connections)
         self.local = LocalListener(
             path=config.listen.socket,
             mode=config.listen.socket_mode,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
+
+from anchorstore.errors import CapacityFull
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,23 +27,65 @@ class TcpLimits:
 
 
 class ConnectionBudget:
-    """Connections open at once, all carriers together.  Safe from any thread."""
+    """Connections open at once, all carriers together, and those of one domain.
 
-    def __init__(self, connections_max: int) -> None:
-        self.connections_max = connections_max
-        self._open = 0
-        self._lock = threading.Lock()
+    ::
 
-    def take(self) -> bool:
-        """Counts one in; False where there is no room."""
-        with self._lock:
-            if self._open >= self.connections_max:
-                return False
-            self._open += 1
-            return True
+        accept --take()--> Place, nobody's yet --claim(domain)--> the domain's --give()--> free
+
+    Safe from any thread.
+    """
+
+    def __init__(self, connections_max: int, domain_max: int) -> None:
+        self.connections_max, self.domain_max = connections_max, domain_max
+        self.open = 0
+        self.open_of: collections.Counter[str] = collections.Counter()
+        self.lock = threading.Lock()
+
+    def take(self) -> Place | None:
+        """Counts one in; None where there is no room."""
+        with self.lock:
+            if self.open >= self.connections_max:
+                return None
+            self.open += 1
+            return Place(self)
+
+
+class Place:
+    """One connection's place in the budget."""
+
+    def __init__(self, budget: ConnectionBudget) -> None:
+        self._budget = budget
+        self._domain: str | None = None
+        self._is_given = False
+
+    def claim(self, domain: str) -> None:
+        """Counts the connection to its domain; CapacityFull where that has its share."""
+        budget = self._budget
+        with budget.lock:
+            if domain == self._domain:
+                return
+            count = budget.open_of[domain]
+            if count >= budget.domain_max:
+                raise CapacityFull(
+                    f"domain {domain!r} has {count} connections, limit {budget.domain_max} a "
+                    "domain (limits.connections_per_domain)"
+                )
+            self._leave()
+            budget.open_of[domain] += 1
+            self._domain = domain
 
     def give(self) -> None:
-        """Counts one out."""
-        with self._lock:
-            assert self._open > 0, "a connection was counted out twice"
-            self._open -= 1
+        """Counts the connection out."""
+        with self._budget.lock:
+            assert not self._is_given, "a connection was counted out twice"
+            self._is_given = True
+            self._leave()
+            self._budget.open -= 1
+
+    def _leave(self) -> None:
+        if self._domain is not None:
+            self._budget.open_of[self._domain] -= 1
+            if not self._budget.open_of[self._domain]:
+                del self._budget.open_of[self._domain]
+            self._domain = None

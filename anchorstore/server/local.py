@@ -169,7 +169,8 @@ class LocalConnection(asyncio.Protocol):
         self._transport = transport
         self._outbox = Outbox(transport, self._held_back_or_not)
         listener, observer = self._listener, self._dispatcher.observer
-        if not listener.budget.take():
+        self._peer.place = listener.budget.take()
+        if self._peer.place is None:
             observer.connection_refused("unix", "limit")
             self._transport.abort()
             return
@@ -178,10 +179,11 @@ class LocalConnection(asyncio.Protocol):
         process, user, _ = _CREDENTIALS.unpack(raw)
         self._peer.name = f"unix:{process}"
         try:
-            self._peer.identity = self._dispatcher.service.auth.of_user(user)
+            self._peer.become(self._dispatcher.service.auth.of_user(user))
         except AnchorStoreError as error:
-            listener.budget.give()
-            observer.connection_refused("unix", "unauthenticated")
+            self._peer.place.give()
+            is_full = isinstance(error, CapacityFull)
+            observer.connection_refused("unix", "limit" if is_full else "unauthenticated")
             self._transport.write(error_frame(error, Method.ATTACH, 0))
             self._transport.close()
             return
@@ -200,7 +202,8 @@ class LocalConnection(asyncio.Protocol):
         self._outbox.close()
         self._waiting.clear()
         self._listener.connections.discard(self)
-        self._listener.budget.give()
+        assert self._peer.place is not None, "an open connection has a place"
+        self._peer.place.give()
         self._dispatcher.observer.connection_closed("unix")
         with contextlib.suppress(AnchorStoreError):  # guard() has told the supervisor
             service = self._dispatcher.service

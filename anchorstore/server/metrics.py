@@ -170,6 +170,7 @@ class LimitsCollector(Collector):
         worked_out = {
             "tiers.dram.segment": self._config.tiers.dram.pool_segment_bytes,
             "limits.sessions_per_domain": self._config.limits.domain_sessions,
+            "limits.connections_per_domain": self._config.limits.domain_connections,
         }
         for unit, suffix in _LIMIT_UNITS.items():
             text = f"Configured limits ({unit}), by key of the configuration."

@@ -7,6 +7,7 @@ import enum
 
 from anchorstore.errors import Forbidden
 from anchorstore.server.auth import Authenticator, Identity
+from anchorstore.server.limits import Place
 
 
 class Carrier(enum.Enum):
@@ -26,12 +27,14 @@ class Peer:
         name: for logs, e.g. "unix:1234" (process) or "10.0.0.7:51234".
         identity: None until a remote peer has shown its token.
         sessions: ids of the sessions that this connection attached or joined.
+        place: in the budget of connections; None where the call is no connection.
     """
 
     carrier: Carrier
     name: str
     identity: Identity | None = None
     sessions: set[bytes] = dataclasses.field(default_factory=set)
+    place: Place | None = None
 
     def authenticate(self, auth: Authenticator, token: str) -> Identity:
         """The peer's identity, from `token` where one is given; Unauthenticated, Forbidden.
@@ -43,11 +46,18 @@ class Peer:
             return self.identity
         found = auth.of_token(token)
         if self.identity is None:
-            self.identity = found
+            self.become(found)
         elif found.domain != self.identity.domain and not found.is_admin:
             if self.sessions:
                 raise Forbidden(
                     f"connection belongs to domain {self.identity.domain!r}, its token to another"
                 )
-            self.identity = found
+            self.become(found)
         return found
+
+    def become(self, identity: Identity) -> None:
+        """Belongs to a domain from now on; CapacityFull where that has its share of connections.
+        Operators are nobody's share: they must get in when a tenant has used up his."""
+        if self.place is not None and not identity.is_admin:
+            self.place.claim(identity.domain)
+        self.identity = identity

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from anchorstore.errors import AnchorStoreError, ConfigError, InvalidRequest, code_of
 from anchorstore.server.dispatch import Dispatcher, error_frame
-from anchorstore.server.limits import ConnectionBudget, TcpLimits
+from anchorstore.server.limits import ConnectionBudget, Place, TcpLimits
 from anchorstore.server.peer import Carrier, Peer
 from anchorstore.server.service import Service
 from anchorstore.tiers.dram import Staging
@@ -133,11 +133,12 @@ class RemoteListener:
                     return
                 time.sleep(0.05)  # out of descriptors: connections in progress will free some
                 continue
-            if not self.budget.take():
+            place = self.budget.take()
+            if place is None:
                 self.dispatcher.observer.connection_refused("tcp", "limit")
                 sock.close()
                 continue
-            connection = RemoteConnection(self, sock, f"{address[0]}:{address[1]}")
+            connection = RemoteConnection(self, sock, f"{address[0]}:{address[1]}", place)
             thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             with self._lock:
                 self._connections[connection] = thread
@@ -160,7 +161,7 @@ class RemoteListener:
     def _forget(self, connection: RemoteConnection) -> None:
         with self._lock:
             self._connections.pop(connection, None)
-        self.budget.give()
+        connection.place.give()
 
     @property
     def connections_open(self) -> int:
@@ -188,12 +189,14 @@ class RemoteListener:
 class RemoteConnection:
     """One connection; everything but close() runs in its own thread."""
 
-    def __init__(self, listener: RemoteListener, sock: socket.socket, name: str) -> None:
-        self._listener, self._socket = listener, sock
+    def __init__(
+        self, listener: RemoteListener, sock: socket.socket, name: str, place: Place
+    ) -> None:
+        self._listener, self._socket, self.place = listener, sock, place
         self._dispatcher, self._limits = listener.dispatcher, listener.limits
         assert listener.caller is not None, "start() comes first"
         self._caller = listener.caller
-        self._peer = Peer(Carrier.TCP, name)
+        self._peer = Peer(Carrier.TCP, name, place=place)
         self._staging: dict[bytes, Staging] = {}
         self._began = time.monotonic()
 

@@ -48,7 +48,8 @@ def test_token_of_two_domains_is_refused(tmp_path: pathlib.Path) -> None:
 
 def listener(path: pathlib.Path) -> LocalListener:
     """One that is bound and never accepts, as while a daemon touches its pool."""
-    return LocalListener(str(path), 0o600, cast(Any, None), ConnectionBudget(1), 1, 1.0, 1.0, 1.0)
+    budget = ConnectionBudget(1, 1)
+    return LocalListener(str(path), 0o600, cast(Any, None), budget, 1, 1.0, 1.0, 1.0)
 
 
 async def test_second_daemon_while_the_first_only_binds_is_refused(tmp_path: pathlib.Path) -> None:

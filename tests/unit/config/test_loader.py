@@ -246,6 +246,10 @@ def test_parse_override_with_equals_in_the_value_keeps_it() -> None:
             ("limits.sessions=8", "limits.sessions_per_domain=9"),
             ("limits.sessions_per_domain is 9", "limits.sessions, 8"),
         ),
+        (
+            ("limits.connections_per_domain=1025",),
+            ("limits.connections_per_domain is 1025", "limits.connections, 1024"),
+        ),
         (("limits.reserved_pages=9",), ("limits.reserved_pages is 9", "pages_per_call, 16384")),
         (("limits.leased_blocks=9",), ("limits.leased_blocks is 9", "pages_per_call, 16384")),
         (("limits.sessions=1025",), ("limits.sessions is 1025", "limits.connections, 1024")),
