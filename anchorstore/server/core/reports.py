@@ -129,11 +129,13 @@ def _kind_line(state: State, kind: Kind, rows: U32) -> str:
     there = rows != 0
     leading = int(there.argmin()) if not there.all() else len(there)
     depths = state.blocks.lineage.take(rows[there])
+    least, deepest = int(depths.min()), int(depths.max())
     _, component, digest, shard = kind.key
+    heads = f" heads {shard >> 16}-{shard & 0xFFFF}" if shard else ""
     return (
-        f"{component.name.lower()} layout {digest.hex()[:12]} shard {shard:#x}: "
+        f"{component.name.lower()} layout {digest.hex()[:12]}{heads}: "
         f"{int(there.sum())} of {len(rows)} pages, the first {leading} without a hole, "
-        f"lineage {int(depths.min())} to {int(depths.max())}"
+        f"lineage {least}" + (f" to {deepest}" if deepest > least else "")
     )
 
 
@@ -150,7 +152,11 @@ def _ending(
     if later:
         return f"page {present} is not stored, though {later} later pages are"
     if not present:
-        return "no page is stored: another namespace, other tokens, or evicted"
+        size = record.namespace.page_tokens
+        return (
+            f"no page is stored: other tokens, another namespace, evicted, or hashed by pages "
+            f"of another size than this namespace's {size} tokens"
+        )
     return f"page {present} is not stored: tokens differ from there on, or it was evicted"
 
 
