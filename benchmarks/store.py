@@ -212,6 +212,7 @@ class Paths:
         for hit, hole in zip(self.hits, self.holes, strict=True):
             self._put(hit, range(PATH_PAGES))
             self._put(hole, [page for page in range(PATH_PAGES) if page % 8 != 7])
+        self.scattered = self._put_scattered()
         self._turn = 0
         self._asked = self.hits[0]
 
@@ -224,6 +225,21 @@ class Paths:
                 if page in wanted or layout == 1:
                     reservation.buffer(page, layout)[:] = bytes(self.client.block_bytes(layout))
             reservation.seal()
+
+    def _put_scattered(self) -> list[bytes]:
+        """Two paths stored page by page in turn, as two slow decodes would: in the daemon's index
+        no two pages of either lie side by side."""
+        root = self.client.root_digest
+        assert root is not None
+        paths = [random_hashes(PATH_PAGES) for _ in range(2)]
+        for page in range(PATH_PAGES):
+            for path in paths:
+                start = HASH_BYTES * page
+                parent = path[start - HASH_BYTES : start] if page else root
+                blocks = {n: [bytes(self.client.block_bytes(n))] for n in (0, 1)}
+                hashes = path[start : start + HASH_BYTES]
+                assert self.client.put(parent, page, hashes, blocks).sealed == 2
+        return paths
 
     def ask(self, paths: Sequence[bytes], pages_of_its_own: int) -> None:
         """The next question: one of `paths` and pages that nobody has, as a new request brings
@@ -257,6 +273,7 @@ def bench_lookups(address: str, base: Floor, effort: Effort) -> list[Result]:
     cases = {
         "lookup_hit_at_end": (known.hits, PATH_PAGES, 1),
         "lookup_hit_at_end_asked_again": (known.hits[:1], PATH_PAGES, 0),
+        "lookup_hit_at_end_scattered": (known.scattered, PATH_PAGES, 1),
         "lookup_hit_in_middle": (known.halves, PATH_PAGES // 2, 1),
         "lookup_miss": (known.misses, 0, 1),
         "lookup_holes": (known.holes, 7, 1),

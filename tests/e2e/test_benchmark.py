@@ -41,7 +41,7 @@ def lines(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_lookups_stand_beside_their_floors_and_redis_and_the_index_is_weighed() -> None:
     document = benchmark("--only", "lookups", "--pages", "8192", "--peers")
     found = lines(document)
-    for case in ("hit_at_end", "hit_in_middle", "miss", "holes"):
+    for case in ("hit_at_end", "hit_at_end_scattered", "hit_in_middle", "miss", "holes"):
         assert found[f"lookup_{case}"]["ratio_to_floor"] > 0
         assert f"floor_of_lookup_{case}" in found
     assert document["index"]["pages"] == 8192
