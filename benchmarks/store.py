@@ -22,6 +22,7 @@ import itertools
 import json
 import multiprocessing
 import pathlib
+import queue
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -53,11 +54,13 @@ def block_layout(block_bytes: int) -> KvLayout:
 class Blocks:
     """One client, `count` sealed blocks of one size, and the operations on batches of them."""
 
-    def __init__(self, address: str, block_bytes: int, batch: int) -> None:
+    def __init__(
+        self, address: str, block_bytes: int, batch: int, stored_bytes: int = WORKING_SET_BYTES
+    ) -> None:
         self.client = connect(address, [block_layout(block_bytes)])
         self.block_bytes, self.batch = block_bytes, batch
-        count = max(batch, WORKING_SET_BYTES // block_bytes)
-        self.source = harness.filled(block_bytes * min(count, WORKING_SET_BYTES // block_bytes), 1)
+        count = max(batch, stored_bytes // block_bytes)
+        self.source = harness.filled(block_bytes * count, 1)
         self.target = np.empty(max(128 * MIB, batch * block_bytes), np.uint8)
         self.target[::4096] = 1
         self.paths = [self._stored() for _ in range(count // batch)]
@@ -170,12 +173,14 @@ def bench_blocks(address: str, base: Floor, size: int, batch: int, effort: Effor
     return results
 
 
-def _many(address: str, barrier: object, case: str, operations: int, out: object) -> None:
+def _many(
+    address: str, stored_bytes: int, barrier: object, case: str, operations: int, out: object
+) -> None:
     """One of several client processes."""
     action: harness.Operation
     prepare: dict[str, harness.Operation] = {}
     if case == "get_copied_out":
-        action = Blocks(address, MIB, 1).get_copied_out
+        action = Blocks(address, MIB, 1, stored_bytes).get_copied_out
     else:
         known = Paths(address)
         action = functools.partial(known.lookup, PATH_PAGES)
@@ -185,6 +190,20 @@ def _many(address: str, barrier: object, case: str, operations: int, out: object
     out.put(taken[case][0])  # type: ignore[attr-defined]
 
 
+def _collected(out: Any, processes: Sequence[Any]) -> list[list[int]]:
+    """One list of samples a process; RuntimeError as soon as one has failed."""
+    samples: list[list[int]] = []
+    while len(samples) < len(processes):
+        try:
+            samples.append(out.get(timeout=1))
+        except queue.Empty:
+            if failed := [process.exitcode for process in processes if process.exitcode]:
+                for process in processes:
+                    process.terminate()
+                raise RuntimeError(f"a client process ended with {failed[0]}") from None
+    return samples
+
+
 def bench_clients(address: str, clients: int, effort: Effort) -> list[Result]:
     """Several client processes at once; latency over all, throughput as the sum."""
     context = multiprocessing.get_context("spawn")
@@ -192,11 +211,12 @@ def bench_clients(address: str, clients: int, effort: Effort) -> list[Result]:
     for case, size in (("get_copied_out", MIB), ("lookup_hit_at_end", 0)):
         barrier, out = context.Barrier(clients), context.Queue()
         operations = effort.rounds * effort.per_round
-        arguments = (address, barrier, case, operations, out)
+        stored_bytes = WORKING_SET_BYTES // clients
+        arguments = (address, stored_bytes, barrier, case, operations, out)
         processes = [context.Process(target=_many, args=arguments) for _ in range(clients)]
         for process in processes:
             process.start()
-        samples = [out.get(timeout=300) for _ in processes]
+        samples = _collected(out, processes)
         for process in processes:
             process.join()
         batch = 1 if size else PATH_PAGES
