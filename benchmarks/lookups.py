@@ -25,13 +25,14 @@ SMALL: tuple[Layout, ...] = (
 class Paths:
     """Stored paths of 512 pages, kv and anchors, and lookups of them in turn."""
 
-    def __init__(self, address: str, layouts: Sequence[Layout] = SMALL) -> None:
-        self.client = connect(address, layouts)
-        self.hits = [random_hashes(PATH_PAGES) for _ in range(PATHS)]
+    def __init__(self, address: str, count: int = PATHS) -> None:
+        """`count` paths of each kind, some 4 MiB each."""
+        self.client = connect(address, SMALL)
+        self.hits = [random_hashes(PATH_PAGES) for _ in range(count)]
         half = HASH_BYTES * (PATH_PAGES // 2)
         self.halves = [hit[:half] + random_hashes(PATH_PAGES // 2) for hit in self.hits]
-        self.misses = [random_hashes(PATH_PAGES) for _ in range(PATHS)]
-        self.holes = [random_hashes(PATH_PAGES) for _ in range(PATHS)]
+        self.misses = [random_hashes(PATH_PAGES) for _ in range(count)]
+        self.holes = [random_hashes(PATH_PAGES) for _ in range(count)]
         for hit, hole in zip(self.hits, self.holes, strict=True):
             self._put(hit, range(PATH_PAGES))
             self._put(hole, [page for page in range(PATH_PAGES) if page % 8 != 7])
@@ -47,7 +48,8 @@ class Paths:
             for page, layout in reservation.wanted():
                 if page in wanted or layout == 1:
                     reservation.buffer(page, layout)[:] = bytes(self.client.block_bytes(layout))
-            reservation.seal()
+            outcome = reservation.seal()
+        assert not outcome.declined, outcome
 
     def _put_scattered(self) -> list[bytes]:
         """Two paths stored page by page in turn, as two slow decodes would: in the daemon's index

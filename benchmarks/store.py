@@ -25,7 +25,8 @@ import pathlib
 import queue
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -182,7 +183,7 @@ def _many(
     if case == "get_copied_out":
         action = Blocks(address, MIB, 1, stored_bytes).get_copied_out
     else:
-        known = Paths(address)
+        known = Paths(address, count=4)
         action = functools.partial(known.lookup, PATH_PAGES)
         prepare = {case: functools.partial(known.ask, known.hits, 1)}
     barrier.wait()  # type: ignore[attr-defined]
@@ -234,7 +235,6 @@ def started_daemon(folder: pathlib.Path) -> Iterator[Daemon]:
     settings = {
         "tiers.dram.capacity": "4GiB",
         "tiers.dram.segment": "64MiB",
-        "tiers.dram.kv_share": "0.9",
         "limits.staging_per_session": "512MiB",
         "limits.staging_total": "8GiB",
     }
