@@ -176,11 +176,13 @@ class RemoteListener:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
             self._socket.close()
+        deadline = time.monotonic() + STOP_SECONDS
+        if self._accepting is not None:  # after it, every connection there will be has its thread
+            await asyncio.to_thread(self._accepting.join, STOP_SECONDS)
         with self._lock:
             threads = list(self._connections.items())
         for connection, _ in threads:
             connection.close()
-        deadline = time.monotonic() + STOP_SECONDS
         for _, thread in threads:
             left = max(0.0, deadline - time.monotonic())
             await asyncio.to_thread(thread.join, left)  # it needs the loop to say goodbye

@@ -10,6 +10,7 @@ import pathlib
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -323,3 +324,25 @@ def test_tls_with_files_that_do_not_fit_is_refused(tmp_path: pathlib.Path) -> No
     )
     with pytest.raises(errors.ConfigError, match="tls: cannot use"), running(config):
         pass
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_stop_while_peers_connect_ends_cleanly(tmp_path: pathlib.Path, attempt: int) -> None:
+    """A connection accepted at the moment of the stop has its thread, or none at all."""
+    ended = threading.Event()
+
+    def hammer(address: tuple[str, int]) -> None:
+        while not ended.is_set():
+            try:
+                socket.create_connection(address, 1).close()
+            except OSError:
+                ended.wait(0.001)
+
+    with running(tcp_config(tmp_path)) as daemon:
+        peers = [threading.Thread(target=hammer, args=(daemon.tcp,)) for _ in range(3)]
+        for peer in peers:
+            peer.start()
+        ended.wait(0.02 * attempt)
+    ended.set()
+    for peer in peers:
+        peer.join(5)
