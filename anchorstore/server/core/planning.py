@@ -8,8 +8,9 @@
 
 Numpy statements over the whole path, no loop over pages.  A plan says nothing about time, leases or
 heat, so it holds until a page or a block comes or goes; an engine asks for the same path again and
-again while a request waits, and `Plans` then answers without looking.  Making a plan changes
-nothing but parent links that had been lost.
+again while a request waits, and `Plans` then answers without looking.  It keeps a plan from the
+second time on that a path is asked for: most are asked for once, and to keep theirs would only
+push warm memory out.  Making a plan changes nothing but parent links that had been lost.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from anchorstore.server.core.types import (
 PAGES_PLANNED_MAX = 2**13
 """Pages in all remembered plans together: some 800 kB, which are still warm when they are used."""
 
+PATHS_NOTED_MAX = 1024
+"""Paths whose last hash is noted, so that a second question about one is known as such."""
+
 Question = tuple[int, tuple[int, ...], list[Need], int, int]
 NO_PAGES: U32 = np.zeros(0, np.uint32)
 NO_ROWS: Positions = np.zeros(0, np.intp)
@@ -67,11 +71,12 @@ class Plan:
 
 
 class Plans:
-    """The last plans made, one a path, found by the path's last hash."""
+    """The last plans made for paths asked for more than once, found by the path's last hash."""
 
     def __init__(self) -> None:
         self._by_end: collections.OrderedDict[bytes, tuple[Question, Plan]]
         self._by_end = collections.OrderedDict()
+        self._noted: dict[bytes, None] = {}  # last hashes of paths, oldest first
         self._pages = 0
 
     def pages_remembered(self) -> int:
@@ -101,6 +106,11 @@ class Plans:
                 return plan
             self._pages -= len(plan.hashes) // DIGEST_BYTES
         plan = make_plan(state, session, hashes, keys, needs, max_lineage, margin_pages)
+        if kept is None and end not in self._noted:
+            self._noted[end] = None
+            if len(self._noted) > PATHS_NOTED_MAX:
+                del self._noted[next(iter(self._noted))]
+            return plan
         self._by_end[end] = question, plan
         self._pages += len(keys)
         while self._pages > PAGES_PLANNED_MAX:
