@@ -65,7 +65,7 @@ class AsyncDriver:
                     elif isinstance(effect, Work):
                         if is_inside:
                             is_inside = False
-                            self._lock.release()
+                            self._leave()
                         result = await _work(effect)
                     else:
                         result = await self._perform(effect)
@@ -79,7 +79,11 @@ class AsyncDriver:
         finally:
             steps.close()
             if is_inside:
-                self._lock.release()
+                self._leave()
+
+    def _leave(self) -> None:
+        self.session.gate.settle()
+        self._lock.release()
 
     async def _enter(self, until: float) -> bool:
         try:

@@ -62,7 +62,7 @@ class Driver:
                     elif type(effect) is Work:
                         if is_inside:
                             is_inside = False
-                            self._lock.release()
+                            self._leave()
                         result = effect.function()
                     else:
                         result = self._perform(effect)
@@ -76,7 +76,11 @@ class Driver:
         finally:
             steps.close()
             if is_inside:
-                self._lock.release()
+                self._leave()
+
+    def _leave(self) -> None:
+        self.session.gate.settle()
+        self._lock.release()
 
     def _enter(self, until: float) -> bool:
         if self._lock.acquire(blocking=False):

@@ -7,6 +7,9 @@
        ^                                 |  retry_seconds later
        |  any reply                      v
        +-----------------------------  probing: one call tries, the others are misses
+                                         |  it ended, and nothing was sent after all
+                                         v
+                                       the next call tries
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ class Gate:
     def __init__(self) -> None:
         self.reason = ""  # why it is shut; "" while it is open
         self._shut_until = 0.0
+        self._is_probing = False
 
     def refuses(self, now: float) -> str:
         """The miss reason for a call that should not be tried; "" where it should."""
@@ -26,13 +30,18 @@ class Gate:
     def probe(self, until: float) -> None:
         """A call is about to be tried; while it has until `until`, others are not."""
         if self.reason:
-            self._shut_until = until
+            self._shut_until, self._is_probing = until, True
+
+    def settle(self) -> None:
+        """The call is over.  One that asked nothing of the daemon leaves the probe to the next."""
+        if self._is_probing:
+            self._shut_until, self._is_probing = 0.0, False
 
     def shut(self, reason: str, until: float) -> None:
         """The daemon did not answer, or said to come back later."""
         assert reason, "a gate is shut for a reason"
-        self.reason, self._shut_until = reason, until
+        self.reason, self._shut_until, self._is_probing = reason, until, False
 
     def open(self) -> None:
         """The daemon has answered."""
-        self.reason = ""
+        self.reason, self._is_probing = "", False

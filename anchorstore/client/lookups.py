@@ -172,8 +172,10 @@ def take_pending(session: Session, attachment: Attachment) -> list[int]:
 
 
 def flush(session: Session, until: float) -> Steps[None]:
-    """Ends the leases that wait, in calls of their own."""
-    if not session.pending or session.is_closed or (yield from session.enter(until)):
+    """Ends the leases that wait, in calls of their own; those of a lost session have ended."""
+    if not session.pending or session.is_closed or not session.is_bound:
+        return
+    if (yield from session.enter(until)):
         return
     try:
         while session.pending and session.is_bound:

@@ -169,6 +169,18 @@ def test_window_of_a_killed_daemon_keeps_its_bytes_but_never_verifies_after_the_
                 window.verify()
 
 
+def test_client_with_leases_left_to_give_back_finds_the_next_daemon(daemon: Daemon) -> None:
+    """What it does in the background about them must not keep its calls from trying."""
+    with actor.connect(daemon.address) as client:
+        assert actor.put(client, 15) == actor.PAGES
+        for _ in range(3):
+            with client.lookup(client.path_hashes(actor.tokens(15)), [NeedAll(0)]) as window:
+                assert window.hit
+            daemon.restart()
+            assert read_all(client, 15) == 0
+            eventually(lambda: actor.put(client, 15) == actor.PAGES, seconds=4)
+
+
 def test_frozen_daemon_is_a_miss_within_the_deadline_and_thawed_it_serves_on(
     daemon: Daemon,
 ) -> None:

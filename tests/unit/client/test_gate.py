@@ -31,3 +31,22 @@ def test_gate_probe_while_open_changes_nothing() -> None:
     gate = Gate()
     gate.probe(until=11.0)
     assert gate.refuses(10.5) == ""
+
+
+def test_gate_after_a_probe_that_asked_nothing_lets_the_next_one_try() -> None:
+    gate = Gate()
+    gate.shut("unreachable", until=10.0)
+    gate.probe(until=15.0)
+    assert gate.refuses(11.0) == "unreachable"
+    gate.settle()
+    assert gate.refuses(11.0) == ""
+    assert gate.reason == "unreachable"
+
+
+def test_gate_settled_after_a_failure_stays_shut() -> None:
+    gate = Gate()
+    gate.shut("unreachable", until=10.0)
+    gate.probe(until=15.0)
+    gate.shut("unreachable", until=12.0)
+    gate.settle()
+    assert gate.refuses(11.9) == "unreachable"
