@@ -20,6 +20,7 @@ from anchorstore.client.effects import Map, Steps
 from anchorstore.client.options import LINEAGE_ANY, UINT32_MAX, Need, check_hashes, check_range
 from anchorstore.client.session import Attachment, Session, log
 from anchorstore.errors import (
+    ConnectFailed,
     InvalidRequest,
     LeaseError,
     LeaseExpired,
@@ -186,6 +187,8 @@ def flush(session: Session, until: float) -> Steps[None]:
                 yield from _release(session, attachment, leases, until)
     except LeaseError as error:
         log.debug("%s: leases ended with their session: %s", session.address, error)
+    except ConnectFailed as error:  # they have ended with it; the next call dials anew at once
+        log.debug("%s: leases ended with their connection: %s", session.address, error)
     except (Unavailable, Refused) as error:
         session.failed(error)
 
