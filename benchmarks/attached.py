@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 
 from anchorstore.client import Client, ClientOptions, NamespaceSpec
+from anchorstore.keys import DIGEST_BYTES
 from anchorstore.layout import Layout
-from benchmarks.harness import MIB
+from anchorstore.units import MIB
 
-HASH_BYTES = 32
 STAGING_BYTES = 256 * MIB
 
 
@@ -27,4 +27,4 @@ def connect(address: str, layouts: Sequence[Layout], name: str = "bench") -> Cli
 
 def random_hashes(count: int) -> bytes:
     """Path hashes of pages that nobody has."""
-    return os.urandom(HASH_BYTES * count)
+    return os.urandom(DIGEST_BYTES * count)

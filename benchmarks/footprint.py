@@ -19,7 +19,8 @@ import numpy as np
 from anchorstore.client import Client, ClientOptions, NamespaceSpec
 from anchorstore.layout import AnchorLayout, KvLayout
 from anchorstore.testing.daemon import Daemon
-from benchmarks.harness import MIB, process_memory_bytes
+from anchorstore.units import MIB
+from benchmarks.harness import process_memory_bytes
 
 PAGES_PER_PUT = 4096
 SLOT_BYTES = 4096

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MIB = 2**20
 Operation = Callable[[], Any]
 Bytes = npt.NDArray[np.uint8]
 

@@ -7,9 +7,10 @@ import functools
 from collections.abc import Sequence
 
 from anchorstore.client import NeedAll, NeedWindow
+from anchorstore.keys import DIGEST_BYTES
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from benchmarks import harness
-from benchmarks.attached import HASH_BYTES, connect, random_hashes
+from benchmarks.attached import connect, random_hashes
 from benchmarks.floor import Floor
 from benchmarks.harness import Effort, Result
 
@@ -29,7 +30,7 @@ class Paths:
         """`count` paths of each kind, some 4 MiB each."""
         self.client = connect(address, SMALL)
         self.hits = [random_hashes(PATH_PAGES) for _ in range(count)]
-        half = HASH_BYTES * (PATH_PAGES // 2)
+        half = DIGEST_BYTES * (PATH_PAGES // 2)
         self.halves = [hit[:half] + random_hashes(PATH_PAGES // 2) for hit in self.hits]
         self.misses = [random_hashes(PATH_PAGES) for _ in range(count)]
         self.holes = [random_hashes(PATH_PAGES) for _ in range(count)]
@@ -59,10 +60,10 @@ class Paths:
         paths = [random_hashes(PATH_PAGES) for _ in range(2)]
         for page in range(PATH_PAGES):
             for path in paths:
-                start = HASH_BYTES * page
-                parent = path[start - HASH_BYTES : start] if page else root
+                start = DIGEST_BYTES * page
+                parent = path[start - DIGEST_BYTES : start] if page else root
                 blocks = {n: [bytes(self.client.block_bytes(n))] for n in (0, 1)}
-                hashes = path[start : start + HASH_BYTES]
+                hashes = path[start : start + DIGEST_BYTES]
                 assert self.client.put(parent, page, hashes, blocks).sealed == 2
         return paths
 
@@ -106,7 +107,7 @@ def bench_lookups(address: str, base: Floor, effort: Effort) -> list[Result]:
     results = []
     for case, (paths, pages, own) in cases.items():
         for path in paths:
-            base.keep(path[: HASH_BYTES * pages])
+            base.keep(path[: DIGEST_BYTES * pages])
         reply = known.reply_bytes(paths[0])
         known.ask(paths, own)
         operations: dict[str, harness.Operation] = {

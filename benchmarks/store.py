@@ -36,10 +36,11 @@ from anchorstore.client import (
 from anchorstore.client.client import Reservation
 from anchorstore.layout import KvLayout
 from anchorstore.testing.daemon import Daemon
+from anchorstore.units import MIB
 from benchmarks import footprint, harness
 from benchmarks.attached import connect, random_hashes
 from benchmarks.floor import Floor, floor
-from benchmarks.harness import MIB, Bytes, Effort, Result
+from benchmarks.harness import Bytes, Effort, Result
 from benchmarks.lookups import PATH_PAGES, Paths, bench_lookups
 
 SIZES = (64 * 1024, MIB, 4 * MIB)

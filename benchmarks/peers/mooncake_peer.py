@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from anchorstore.units import MIB
 from benchmarks import harness
-from benchmarks.harness import MIB, Effort, Result
+from benchmarks.harness import Effort, Result
 from benchmarks.peers.process import free_port, server
 
 SIZES = (64 * 1024, MIB, 4 * MIB)
