@@ -1,0 +1,138 @@
+"""AnchorStoreConnector: both halves under vLLM's connector interface.  A thin shell.
+
+::
+
+    scheduler process                                 each worker process
+      get_num_new_matched_tokens -> match               register_kv_caches  -> parts
+      update_state_after_alloc   -> allocated           start_load_kv       -> load
+      build_connector_meta       -> step ---jobs--->    wait_for_save       -> save
+      request_finished_all_groups-> finish  <--ids--    get_transfer_results
+
+Loads are asynchronous in vLLM's sense: a request waits outside of the batch until its prefix has
+arrived, and a load that fails is a request that prefills.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+
+from anchorstore.errors import ConfigError
+from engine_adapter.vllm.checks import version_refusal
+from engine_adapter.vllm.jobs import StepJobs
+from engine_adapter.vllm.setup import Common, scheduler_half, worker_half
+
+log = logging.getLogger("anchorstore.vllm")
+
+
+@dataclasses.dataclass
+class StepMetadata(KVConnectorMetadata):
+    """The jobs of one step, on their way to the workers."""
+
+    jobs: StepJobs = dataclasses.field(default_factory=StepJobs)
+
+
+class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
+    """Hybrid prefixes from the shared store."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """ConfigError or ModelError, with the reason, where it cannot work here."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        reason = version_refusal(vllm.__version__)
+        if reason:
+            raise ConfigError(reason)
+        self._common = Common.of(vllm_config, kv_cache_config)
+        self._half: Any = None
+        if role is KVConnectorRole.SCHEDULER:
+            # A prefix that cannot be loaded is computed: never an error of the request.
+            vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+            self._half = scheduler_half(self._common)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: what is not saved is missed later, nothing more."""
+        return False
+
+    # ---- scheduler ----
+
+    def on_new_request(self, request: Any) -> None:
+        self._half.arrived(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        tokens = self._half.match(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._half.allocated(
+            request, blocks.get_block_ids(), self._common.attention_group, num_external_tokens
+        )
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        def blocks_of(request_id: str) -> list[int]:
+            manager = self._kv_cache_manager
+            assert manager is not None
+            found: list[int] = manager.get_block_ids(request_id)[self._common.attention_group]
+            return found
+
+        return StepMetadata(self._half.step(scheduler_output.num_scheduled_tokens, blocks_of))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        received = set(connector_output.finished_recving or ())
+        failed = set(connector_output.failed_recving or ())
+        self._half.loaded(received - failed, failed)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._half.finish(request, block_ids[self._common.attention_group]), None
+
+    # ---- worker ----
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._half = worker_half(self._common, kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        self._half.load(self._jobs().loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: loads are done before a request is in a batch."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None:
+        """Nothing: whole pages are copied once they are full."""
+
+    def wait_for_save(self) -> None:
+        self._half.save(self._jobs().saves)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        sent, received, failed = self._half.take_results()
+        return KVConnectorTransferResults(sent, received, failed)
+
+    def _jobs(self) -> StepJobs:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata.jobs
+
+    # ---- both ----
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        groups: Iterable[int] = (self._common.attention_group, *self._common.state_groups)
+        return tuple(sorted(groups))
+
+    def shutdown(self) -> None:
+        if self._half is not None:
+            self._half.close()
+            self._half = None

@@ -1,0 +1,84 @@
+"""What a tapped model leaves behind for the connector, and how both find what they share.
+
+::
+
+    model.__init__ --> taps before the first layer of every stored group
+                   --> pool, layers and spec in vLLM's table of a forward pass   <-- connector
+                   --> a mark in the configuration: code compiled without taps is never reused
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from torch import nn
+
+import anchorstore
+from anchorstore.errors import ModelError
+from anchorstore.families import AnchorSpec, spec_from_config
+from engine_adapter.vllm.families import Family, decoder_of, family_of
+from engine_adapter.vllm.settings import Settings, settings_from_extra
+from engine_adapter.vllm.taps import OWNER, AnchorPool, tap
+
+CONNECTOR = "AnchorStoreConnector"
+MODEL = "anchorstore.model"
+MARK = "anchorstore"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TappedModel:
+    """A model with taps, as the connector finds it."""
+
+    decoder: Any
+    family: Family
+    spec: AnchorSpec
+
+
+def settings_of(vllm_config: Any) -> Settings | None:
+    """Our settings; None where another connector, or none, is configured."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != CONNECTOR:
+        return None
+    return settings_from_extra(transfer.kv_connector_extra_config)
+
+
+def spec_of(vllm_config: Any) -> AnchorSpec:
+    """Groups and layouts of the configured model, in the dtype that it runs in."""
+    model = vllm_config.model_config
+    spec = spec_from_config(model.hf_text_config.to_dict())
+    return dataclasses.replace(spec, dtype=str(model.dtype).removeprefix("torch."))
+
+
+def model_directory(vllm_config: Any) -> pathlib.Path:
+    """Where the weights lie; nothing is downloaded."""
+    name = vllm_config.model_config.model
+    path = pathlib.Path(name)
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        revision = vllm_config.model_config.revision
+        return pathlib.Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except OSError as error:
+        raise ModelError(f"vllm: no weights of {name!r} on this machine: {error}") from error
+
+
+def install(model: nn.Module, vllm_config: Any) -> None:
+    """Taps `model`, which vLLM has just built; nothing where our connector is not configured."""
+    settings = settings_of(vllm_config)
+    if settings is None:
+        return
+    spec = spec_of(vllm_config)
+    family = family_of(spec.model_type)
+    decoder = decoder_of(model)
+    layout = spec.anchor_layout(settings.rows_per_page, page_tokens=settings.page_tokens)
+    table = vllm_config.compilation_config.static_forward_context
+    table[OWNER] = AnchorPool(layout, family.adds_residual)
+    table[MODEL] = TappedModel(decoder, family, spec)
+    stored = spec.groups[1 if spec.first_group_is_embedding else 0 :]
+    tap([decoder.layers[group[0]] for group in stored])
+    if isinstance(vllm_config.additional_config, dict):
+        vllm_config.additional_config[MARK] = anchorstore.__version__

@@ -1,0 +1,88 @@
+"""What the scheduler tells the workers in one step.  Plain data that crosses processes.  Pure.
+
+::
+
+    scheduler half                        worker half
+      match ---- window, blocks --------> LoadJob: kv pages into blocks, anchors, replay, state
+      step ----- pages that are full ---> SaveJob: copy out of the blocks, hand to a thread
+      finish --- the last of them ------> SaveJob with is_last: the blocks go once it is copied
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_adapter.packing import Positions
+from engine_adapter.vllm.geometry import Slots
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpaceKey:
+    """What beside the weights makes prefixes comparable: a namespace each."""
+
+    adapter: str = ""
+    salt: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadJob:
+    """A prefix to be brought into a request's blocks.
+
+    Attributes:
+        request_id: whose.
+        space: its adapter and salt.
+        session_token: of the session in which the lookup was made.
+        window: the exported window.
+        page_slots: where its kv pages go; the last of them ends at the resume point.
+        positions: token positions of the rows to replay, ascending.
+        tokens: token ids at these positions.
+        resume_tokens: where the prefix ends.
+        state_blocks: for each group of linear layers the block that takes the state.
+    """
+
+    request_id: str
+    space: SpaceKey
+    session_token: bytes
+    window: bytes
+    page_slots: Slots
+    positions: Positions
+    tokens: npt.NDArray[np.int64]
+    resume_tokens: int
+    state_blocks: Mapping[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveJob:
+    """Full pages of a request to be stored.
+
+    Attributes:
+        request_id: whose.
+        space: its adapter and salt.
+        parent_hash: path hash before the first page; None for page 0.
+        first_page: index of the first page.
+        hashes: path hashes, 32 bytes a page.
+        page_slots: where the pages lie.
+        lineage: replays behind their bytes.
+        is_last: the request has finished: report it once its pages are copied.
+    """
+
+    request_id: str
+    space: SpaceKey
+    parent_hash: bytes | None
+    first_page: int
+    hashes: bytes
+    page_slots: Slots
+    lineage: int
+    is_last: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepJobs:
+    """All of one step."""
+
+    loads: tuple[LoadJob, ...] = ()
+    saves: tuple[SaveJob, ...] = ()

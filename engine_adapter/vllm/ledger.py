@@ -1,0 +1,77 @@
+"""What is known of each request: its hashes, what of it is stored, what is on its way.  Pure.
+
+::
+
+    tokens     [0 ................................................ known )  in flight
+    computed   [0 ............................ start )[ start ........ computed )
+    pages      reused or loaded: not ours to save      full, ours: saved once
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from anchorstore.keys import DIGEST_BYTES, path_hashes
+from engine_adapter.vllm.jobs import SpaceKey
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """One request.
+
+    Attributes:
+        space: its adapter and salt.
+        lineage: replays behind what it computes.
+        next_page: first page that is neither stored nor somebody else's.
+        computed: tokens computed at the end of the last step that it was in; None before.
+        is_barred: a load of it has failed: it is not looked up again.
+    """
+
+    space: SpaceKey
+    lineage: int = 0
+    next_page: int = 0
+    computed: int | None = None
+    is_barred: bool = False
+    _hashes: bytearray = dataclasses.field(default_factory=bytearray)
+
+    def hashes(self, root: bytes, tokens: Sequence[int], pages: int, page_tokens: int) -> bytes:
+        """Path hashes of the first `pages` pages; what was hashed before is kept."""
+        done = len(self._hashes) // DIGEST_BYTES
+        if done < pages:
+            parent = bytes(self._hashes[-DIGEST_BYTES:]) or root
+            fresh = list(tokens[done * page_tokens : pages * page_tokens])
+            self._hashes += path_hashes(parent, fresh, page_tokens)
+        return bytes(self._hashes[: pages * DIGEST_BYTES])
+
+    def advance(self, start: int, scheduled: int, known: int, page_tokens: int) -> int:
+        """A step computes `scheduled` tokens from `start`; pages that are full when it is done.
+
+        `known`: tokens whose ids are known.  A start that does not follow the step before (a new
+        request, a resumed one, a loaded prefix) leaves out the pages before it: they are not ours.
+        """
+        if start != self.computed:
+            self.next_page = max(self.next_page, -(-start // page_tokens))
+        self.computed = start + scheduled
+        return min(self.computed, known) // page_tokens
+
+    def take(self, stop_page: int) -> range:
+        """The unsaved pages below `stop_page`: from now on they count as saved."""
+        pages = range(self.next_page, max(self.next_page, stop_page))
+        self.next_page = pages.stop
+        return pages
+
+
+@dataclasses.dataclass(slots=True)
+class Ledger:
+    """All requests that the scheduler knows."""
+
+    entries: dict[str, Entry] = dataclasses.field(default_factory=dict)
+
+    def enter(self, request_id: str, space: SpaceKey) -> Entry:
+        """The entry of a request, made where it is not there."""
+        return self.entries.setdefault(request_id, Entry(space))
+
+    def leave(self, request_id: str) -> Entry | None:
+        """Takes a request's entry out."""
+        return self.entries.pop(request_id, None)

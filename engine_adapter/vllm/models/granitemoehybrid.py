@@ -1,0 +1,17 @@
+"""Granite 4 H."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.model_executor.models.granitemoehybrid import GraniteMoeHybridForCausalLM
+
+from engine_adapter.vllm.install import install
+
+
+class AnchoredGraniteMoeHybridForCausalLM(GraniteMoeHybridForCausalLM):
+    """vLLM's own, tapped."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        install(self, vllm_config)

@@ -1,0 +1,38 @@
+"""The entry point: vLLM calls `register` in every process that it starts.
+
+It must be cheap and may be called more than once.  A release of vLLM that is not known is left as
+it is, with a warning; its connector is refused with the same reason.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from engine_adapter.vllm.checks import version_refusal
+
+log = logging.getLogger("anchorstore.vllm")
+
+MODELS = {
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "NemotronHForCausalLM": "nemotron_h",
+}
+"""vLLM's name of a model class -> module in models/ that taps it."""
+
+
+def register() -> None:
+    """Registers the tapped model classes under vLLM's own names."""
+    import vllm
+    from vllm import ModelRegistry
+
+    reason = version_refusal(vllm.__version__)
+    if reason:
+        log.warning("%s", reason)
+        return
+    known = set(ModelRegistry.get_supported_archs())
+    for name, module in MODELS.items():
+        if name in known:
+            where = f"engine_adapter.vllm.models.{module}:Anchored{name}"
+            ModelRegistry.register_model(name, where)

@@ -1,0 +1,310 @@
+"""The scheduler's half: look prefixes up, say what is loaded and saved.  No torch, no vLLM import.
+
+::
+
+    match       hash the prompt's pages, one lookup      -> tokens beyond those that vLLM has
+    allocated   vLLM has given blocks                    -> LoadJob
+    step        what this step computes                  -> SaveJobs for pages that get full
+    finish      the last full pages                      -> SaveJob, blocks held until it is copied
+
+Requests are vLLM's own objects; only the attributes used here are relied on.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anchorstore.client import Client, NeedAll, NeedWindow
+from anchorstore.client.client import Window
+from anchorstore.keys import DIGEST_BYTES
+from engine_adapter.packing import kept_positions
+from engine_adapter.vllm.geometry import Geometry
+from engine_adapter.vllm.jobs import LoadJob, SaveJob, SpaceKey, StepJobs
+from engine_adapter.vllm.ledger import Entry, Ledger
+from engine_adapter.vllm.settings import Settings
+from engine_adapter.vllm.spaces import Spaces
+
+WINDOW_SECONDS = 1.0
+"""A window that waits for blocks is looked up again after so long: leases end."""
+
+LINEAGE_MAX = 255
+
+
+@dataclasses.dataclass(slots=True)
+class Held:
+    """A window of a request, and under which local hit and when it was found."""
+
+    window: Window
+    client: Client
+    local_tokens: int
+    found_at: float
+
+    def stands(self, local_tokens: int, now: float) -> bool:
+        """Whether it still answers the same question, and is not about to lose its lease."""
+        return self.local_tokens == local_tokens and now - self.found_at < WINDOW_SECONDS
+
+
+def space_of(request: Any, adapter_of: Callable[[Any], str]) -> SpaceKey:
+    """Adapter and salt of a request."""
+    salt = (request.cache_salt or "").encode()
+    lora = request.lora_request
+    return SpaceKey(adapter_of(lora) if lora is not None else "", salt)
+
+
+def unkeyable(request: Any) -> str:
+    """Why a request's pages have no name; "" where they have one."""
+    if request.mm_features:
+        return "multimodal"
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        return "prompt_embeds"
+    return ""
+
+
+class SchedulerHalf:
+    """Decides per request; holds the windows until the workers have read them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        shards: int,
+        state_groups: Sequence[int],
+        spaces: Spaces,
+        adapter_of: Callable[[Any], str],
+    ) -> None:
+        """`shards`: kv layouts of a session; `state_groups`: vLLM's groups of linear layers."""
+        self.counters: collections.Counter[str] = collections.Counter()
+        self._settings, self._budget = settings, settings.budget
+        self._geometry, self._shards = geometry, shards
+        self._state_groups = tuple(state_groups)
+        self._spaces, self._adapter_of = spaces, adapter_of
+        self._ledger = Ledger()
+        self._requests: dict[str, Any] = {}
+        self._matched: dict[str, Held] = {}
+        self._loading: dict[str, Held] = {}
+        self._loads: list[LoadJob] = []
+        self._saves: list[SaveJob] = []
+
+    # ---- match ----
+
+    def match(self, request: Any, local_tokens: int) -> int:
+        """Tokens that can be loaded beyond the `local_tokens` that vLLM holds; 0 for none."""
+        held = self._matched.get(request.request_id)
+        if held is not None and held.stands(local_tokens, time.monotonic()):
+            return self._resume_tokens(held) - local_tokens
+        self._let_go(request.request_id)
+        found = self._find(request, local_tokens)
+        if isinstance(found, str):
+            self.counters[f"miss_{found}"] += 1
+            return 0
+        self._matched[request.request_id] = found
+        return self._resume_tokens(found) - local_tokens
+
+    def _find(self, request: Any, local_tokens: int) -> Held | str:
+        """A window that reaches beyond `local_tokens`, or the reason why there is none."""
+        reason = unkeyable(request)
+        if reason or request.skip_reading_prefix_cache:
+            return reason or "not_asked"
+        budget, page = self._budget, self._budget.page_tokens
+        pages = budget.askable_pages(request.num_tokens)
+        if pages - budget.margin_pages <= local_tokens // page:
+            return "local" if local_tokens else "short_prompt"
+        entry = self._entry(request)
+        client = None if entry.is_barred else self._spaces.get(entry.space)
+        if client is None:
+            return "failed" if entry.is_barred else "refused"
+        needs = self._needs(local_tokens // page)
+        if client.root_digest is None:  # never attached: any call tries again
+            with client.lookup(b"", needs) as window:
+                if client.root_digest is None:
+                    return window.miss
+        pages = min(pages, client.max_pages or pages)
+        hashes = entry.hashes(client.root_digest, request.all_token_ids, pages, page)
+        window = client.lookup(
+            hashes,
+            needs,
+            max_lineage=self._settings.max_lineage,
+            margin_pages=budget.margin_pages,
+        )
+        held = Held(window, client, local_tokens, time.monotonic())
+        if window.hit and self._resume_tokens(held) > local_tokens:
+            return held
+        window.release()
+        return window.miss or "local"
+
+    def _needs(self, first_page: int) -> list[NeedAll | NeedWindow]:
+        """Kv of every shard from `first_page` on, and the anchors' window."""
+        needs: list[NeedAll | NeedWindow] = [
+            NeedAll(shard, first_page=first_page) for shard in range(self._shards)
+        ]
+        if self._settings.replays:
+            budget = self._budget
+            needs.append(
+                NeedWindow(
+                    self._shards,
+                    ratio=budget.ratio,
+                    max_rows=budget.max_rows,
+                    rows_per_page=budget.rows_per_page,
+                )
+            )
+        return needs
+
+    def _resume_tokens(self, held: Held) -> int:
+        return held.window.resume_pages * self._budget.page_tokens
+
+    def _entry(self, request: Any) -> Entry:
+        self._requests[request.request_id] = request
+        return self._ledger.enter(request.request_id, space_of(request, self._adapter_of))
+
+    # ---- load ----
+
+    def allocated(
+        self, request: Any, block_ids: Sequence[Sequence[int]], kv_group: int, external: int
+    ) -> None:
+        """vLLM has given blocks for `external` tokens of what match() offered (0: it did not)."""
+        held = self._matched.pop(request.request_id, None)
+        if held is None:
+            return
+        if external != self._resume_tokens(held) - held.local_tokens:
+            held.window.release()
+            assert external == 0, (external, held.local_tokens)
+            return
+        entry = self._entry(request)
+        entry.lineage = min(held.window.lineage + 1, LINEAGE_MAX)
+        self._loading[request.request_id] = held
+        self._loads.append(self._load_job(request, entry, held, block_ids, kv_group))
+
+    def _load_job(
+        self,
+        request: Any,
+        entry: Entry,
+        held: Held,
+        block_ids: Sequence[Sequence[int]],
+        kv_group: int,
+    ) -> LoadJob:
+        window, budget = held.window, self._budget
+        page, resume = budget.page_tokens, self._resume_tokens(held)
+        positions = np.empty(0, np.int64)
+        if self._settings.replays:
+            blocks = window.blocks(self._shards)
+            rows = budget.rows(resume, len(blocks))
+            kept = kept_positions(blocks.first_page, len(blocks), budget.rows_per_page, page)
+            positions = kept[len(kept) - rows :]
+        tokens = np.asarray(request.all_token_ids[:resume], np.int64)[positions]
+        column = self._geometry.column(resume)
+        token = held.client.session_token
+        assert token is not None, "a window without a session"
+        return LoadJob(
+            request.request_id,
+            entry.space,
+            token,
+            window.export(),
+            self._geometry.page_slots(
+                block_ids[kv_group], held.local_tokens // page, window.resume_pages
+            ),
+            positions,
+            tokens,
+            resume,
+            {group: block_ids[group][column] for group in self._state_groups},
+        )
+
+    def loaded(self, finished: set[str], failed: set[str]) -> None:
+        """The workers are done with these requests' windows."""
+        for request_id in finished | failed:
+            held = self._loading.pop(request_id, None)
+            if held is not None:
+                held.window.release()
+                outcome = "failed" if request_id in failed else "loaded"
+                self.counters[f"load_{outcome}"] += 1
+        for request_id in failed:
+            entry = self._ledger.entries.get(request_id)
+            if entry is not None:
+                entry.lineage, entry.is_barred = 0, True
+
+    # ---- save ----
+
+    def step(
+        self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]
+    ) -> StepJobs:
+        """The jobs of a step that computes `scheduled` tokens of each request."""
+        for request_id, tokens in scheduled.items():
+            request = self._requests.get(request_id)
+            entry = self._ledger.entries.get(request_id)
+            if request is None or entry is None:
+                continue
+            known = len(request.all_token_ids)
+            stop = entry.advance(
+                request.num_computed_tokens, tokens, known, self._budget.page_tokens
+            )
+            if stop > entry.next_page:
+                self._save(request, entry, stop, blocks_of(request_id), is_last=False)
+        jobs = StepJobs(tuple(self._loads), tuple(self._saves))
+        self._loads, self._saves = [], []
+        return jobs
+
+    def arrived(self, request: Any) -> None:
+        """A request is new to the scheduler."""
+        if not unkeyable(request):
+            self._entry(request)
+
+    def finish(self, request: Any, block_ids: Sequence[int]) -> bool:
+        """A request has ended; True where its blocks are still to be copied from."""
+        self._let_go(request.request_id)
+        entry = self._ledger.leave(request.request_id)
+        self._requests.pop(request.request_id, None)
+        if entry is None or entry.computed is None:
+            return False
+        computed = min(request.num_computed_tokens, len(request.all_token_ids))
+        return self._save(
+            request, entry, computed // self._budget.page_tokens, block_ids, is_last=True
+        )
+
+    def _save(
+        self, request: Any, entry: Entry, stop: int, block_ids: Sequence[int], *, is_last: bool
+    ) -> bool:
+        """Adds a job for the pages below `stop` that are not saved yet; False for none."""
+        client = self._spaces.get(entry.space)
+        if client is None or client.root_digest is None:
+            return False
+        stop = min(stop, len(block_ids) * self._geometry.pages_per_block)
+        pages = entry.take(stop)
+        if not pages:
+            return False
+        hashes = entry.hashes(
+            client.root_digest, request.all_token_ids, pages.stop, self._budget.page_tokens
+        )
+        start = pages.start * DIGEST_BYTES
+        self._saves.append(
+            SaveJob(
+                request.request_id,
+                entry.space,
+                hashes[start - DIGEST_BYTES : start] if start else None,
+                pages.start,
+                hashes[start:],
+                self._geometry.page_slots(block_ids, pages.start, pages.stop),
+                entry.lineage,
+                is_last,
+            )
+        )
+        return True
+
+    # ---- the end ----
+
+    def _let_go(self, request_id: str) -> None:
+        held = self._matched.pop(request_id, None)
+        if held is not None:
+            held.window.release()
+
+    def close(self) -> None:
+        """Releases every window and ends the sessions."""
+        for held in (*self._matched.values(), *self._loading.values()):
+            held.window.release()
+        self._matched.clear()
+        self._loading.clear()
+        self._spaces.close()

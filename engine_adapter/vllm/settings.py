@@ -1,0 +1,122 @@
+"""What the user said in kv_connector_extra_config, checked.  Pure.
+
+Every key has a default but `daemon`; a key that is not known is refused, so that a misspelt one
+does not silently do nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from anchorstore.client import ClientOptions
+from anchorstore.errors import ConfigError, ModelError
+from engine_adapter.budget import (
+    MARGIN_TOKENS_DEFAULT,
+    MAX_ROWS_DEFAULT,
+    PAGE_TOKENS_DEFAULT,
+    RATIO_DEFAULT,
+    ROWS_PER_PAGE_DEFAULT,
+    Budget,
+)
+
+STRATEGIES = ("suffix_replay", "kv_only")
+MEBIBYTE = 2**20
+KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+"""What JSON may hold for a field's annotation."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """How the adapter behaves.
+
+    Attributes:
+        daemon: "unix:///path" or "tcp://host:port".
+        page_tokens: tokens in a page; must divide vLLM's block of a full-attention layer.
+        rows_per_page, ratio, max_rows, margin_tokens: the replay budget (engine_adapter.budget).
+        strategy: "suffix_replay", or "kv_only": linear states from zero, the control.
+        model: the namespace's model; the served model's last path part by default.
+        kv_shards: pieces that the key-value heads are stored in; engines of any tensor-parallel
+            size up to this share pages.  0: one a head, at most 8.
+        deadline_seconds: longest that one call may hold up the scheduler or a worker's thread.
+        retry_seconds: after a daemon did not answer, it is left alone for so long.
+        spaces_max: sessions held at a time, one an adapter and salt.
+        staging_mebibytes: memory a session and worker for blocks on their way to the daemon.
+        queue_mebibytes: copied pages that may wait for the daemon; what comes on top is not saved.
+        max_lineage: deepest lineage that a lookup accepts.
+        token: credentials for tcp://.
+    """
+
+    daemon: str
+    page_tokens: int = PAGE_TOKENS_DEFAULT
+    rows_per_page: int = ROWS_PER_PAGE_DEFAULT
+    ratio: float = RATIO_DEFAULT
+    max_rows: int = MAX_ROWS_DEFAULT
+    margin_tokens: int = MARGIN_TOKENS_DEFAULT
+    strategy: str = "suffix_replay"
+    model: str = ""
+    kv_shards: int = 0
+    deadline_seconds: float = 0.25
+    retry_seconds: float = 1.0
+    spaces_max: int = 64
+    staging_mebibytes: int = 16
+    queue_mebibytes: int = 256
+    max_lineage: int = 255
+    token: str = dataclasses.field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.daemon:
+            raise ConfigError('vllm: extra config "daemon" is missing, e.g. "unix:///run/x.sock"')
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(
+                f"vllm: strategy is {self.strategy!r}, must be one of {', '.join(STRATEGIES)}"
+            )
+        for name in ("spaces_max", "staging_mebibytes", "queue_mebibytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must be at least 1")
+        if not 0 <= self.kv_shards <= 255:
+            raise ConfigError(f"vllm: kv_shards is {self.kv_shards}, must be 0 to 255")
+        try:
+            self.budget  # noqa: B018  checks its numbers
+        except ModelError as error:
+            raise ConfigError(f"vllm: {error}") from error
+
+    @property
+    def budget(self) -> Budget:
+        """Rows, margin and page arithmetic."""
+        return Budget(
+            self.rows_per_page, self.ratio, self.max_rows, self.margin_tokens, self.page_tokens
+        )
+
+    @property
+    def replays(self) -> bool:
+        """Whether states are rebuilt from anchors."""
+        return self.strategy == "suffix_replay"
+
+    def client_options(self, name: str, *, staging_bytes: int) -> ClientOptions:
+        """For a client called `name` in the daemon's lists."""
+        return ClientOptions(
+            name=name,
+            token=self.token,
+            deadline_seconds=self.deadline_seconds,
+            retry_seconds=self.retry_seconds,
+            staging_bytes=staging_bytes,
+        )
+
+
+def settings_from_extra(extra: Mapping[str, Any]) -> Settings:
+    """Settings from kv_connector_extra_config; ConfigError for an unknown key or a wrong type."""
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    unknown = sorted(set(extra) - set(fields))
+    if unknown:
+        raise ConfigError(f"vllm: extra config {unknown[0]!r} is none of {', '.join(fields)}")
+    values: dict[str, Any] = {"daemon": ""}
+    for name, value in extra.items():
+        kinds = KINDS[str(fields[name].type)]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ConfigError(
+                f"vllm: extra config {name} is {value!r}, must be {fields[name].type}"
+            )
+        values[name] = value
+    return Settings(**values)

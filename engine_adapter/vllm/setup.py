@@ -1,0 +1,219 @@
+"""From vLLM's configuration to the two halves: everything that is fixed once the engine starts.
+
+::
+
+    vllm_config, kv_cache_config --> facts --> refused?
+                                 --> Common: spec, layouts, geometry, shards, namespace
+                                      |--> scheduler_half: sessions that look up
+                                      `--> worker_half: paged cache, pool, layers, sessions that put
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+
+from anchorstore.client import Client, NamespaceSpec
+from anchorstore.errors import ModelError
+from anchorstore.families import AnchorSpec
+from anchorstore.layout import AnchorLayout, KvLayout, Layout
+from anchorstore.weights import weights_digest
+from engine_adapter.vllm.checks import Facts, check
+from engine_adapter.vllm.families import family_of
+from engine_adapter.vllm.geometry import Geometry, Share, shard_count, share_of_rank
+from engine_adapter.vllm.install import MODEL, model_directory, settings_of, spec_of
+from engine_adapter.vllm.jobs import SpaceKey
+from engine_adapter.vllm.paged import PagedKv, learn_order
+from engine_adapter.vllm.saver import Saver
+from engine_adapter.vllm.scheduler import SchedulerHalf
+from engine_adapter.vllm.settings import MEBIBYTE, Settings
+from engine_adapter.vllm.spaces import Spaces
+from engine_adapter.vllm.stack import VllmStack, state_groups
+from engine_adapter.vllm.taps import OWNER, AnchorPool
+from engine_adapter.vllm.worker import JoinedReaders, Parts, WorkerHalf
+
+
+def facts_of(vllm_config: Any, kv_cache_config: Any) -> Facts:
+    """What checks.py wants to know."""
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    speculative = vllm_config.speculative_config
+    kinds = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    others = (
+        type(spec).__name__
+        for spec in kinds
+        if not isinstance(spec, MambaSpec) and type(spec) is not FullAttentionSpec
+    )
+    return Facts(
+        speculative_method="" if speculative is None else str(speculative.method),
+        pipeline_parallel=parallel.pipeline_parallel_size,
+        context_parallel=max(
+            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
+        ),
+        hash_algorithm=cache.prefix_caching_hash_algo,
+        cache_dtype=cache.cache_dtype,
+        has_prefix_caching=bool(cache.enable_prefix_caching),
+        attention_groups=sum(type(spec) is FullAttentionSpec for spec in kinds),
+        other_groups=tuple(others),
+        is_sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """What both halves share.
+
+    Attributes:
+        attention_group: number of vLLM's group of full-attention layers.
+        state_groups: its groups of linear layers, by number.
+        shards: pieces that the key-value heads are stored in.
+    """
+
+    vllm_config: Any
+    kv_cache_config: Any
+    settings: Settings
+    spec: AnchorSpec
+    geometry: Geometry
+    attention_group: int
+    state_groups: Mapping[int, Any]
+    kv_layout: KvLayout
+    anchor_layout: AnchorLayout
+    shards: int
+    weights: bytes
+
+    @classmethod
+    def of(cls, vllm_config: Any, kv_cache_config: Any) -> Common:
+        """ModelError or ConfigError where the adapter cannot work with this configuration."""
+        settings = settings_of(vllm_config)
+        assert settings is not None, "built under another connector's name"
+        spec = spec_of(vllm_config)
+        family_of(spec.model_type)
+        check(facts_of(vllm_config, kv_cache_config))
+        groups = dict(enumerate(kv_cache_config.kv_cache_groups))
+        attention = next(
+            number for number, g in groups.items() if type(g.kv_cache_spec) is FullAttentionSpec
+        )
+        states = {n: g for n, g in groups.items() if isinstance(g.kv_cache_spec, MambaSpec)}
+        geometry = Geometry(settings.page_tokens, groups[attention].kv_cache_spec.block_size)
+        kv_layout = spec.kv_layout(page_tokens=settings.page_tokens)
+        if not isinstance(kv_layout, KvLayout):
+            raise ModelError(
+                f"vllm: {spec.model_type} keeps latent rows, not supported in vLLM yet"
+            )
+        return cls(
+            vllm_config,
+            kv_cache_config,
+            settings,
+            spec,
+            geometry,
+            attention,
+            states,
+            kv_layout,
+            spec.anchor_layout(settings.rows_per_page, page_tokens=settings.page_tokens),
+            shard_count(spec.kv_heads, settings.kv_shards),
+            weights_digest(model_directory(vllm_config)),
+        )
+
+    def namespace(self, key: SpaceKey) -> NamespaceSpec:
+        """The namespace of an adapter and salt."""
+        name = self.settings.model or pathlib.PurePath(self.vllm_config.model_config.model).name
+        return NamespaceSpec(name, self.weights, key.adapter, self.settings.page_tokens, key.salt)
+
+    def shard_layout(self, shard: int) -> KvLayout:
+        """Layout of one shard of the key-value heads."""
+        heads = self.spec.kv_heads // self.shards
+        return self.kv_layout.with_heads(shard * heads, (shard + 1) * heads)
+
+    def connect(
+        self, key: SpaceKey, layouts: list[Layout], name: str, staging_bytes: int
+    ) -> Client:
+        """A session of its own for `key`."""
+        return Client.connect(
+            self.settings.daemon,
+            namespace=self.namespace(key),
+            layouts=layouts,
+            options=self.settings.client_options(name, staging_bytes=staging_bytes),
+        )
+
+
+def adapter_of(lora: Any) -> str:
+    """Identity of a LoRA adapter: its name and what its weights are."""
+    digest = weights_digest(pathlib.Path(lora.lora_path))
+    return f"{lora.lora_name}:{digest.hex()}"
+
+
+def scheduler_half(common: Common) -> SchedulerHalf:
+    """Looks up in sessions that know every shard."""
+    layouts: list[Layout] = [common.shard_layout(shard) for shard in range(common.shards)]
+    layouts.append(common.anchor_layout)
+    spaces = Spaces(
+        lambda key: common.connect(key, layouts, "vllm-scheduler", 0), common.settings.spaces_max
+    )
+    spaces.get(SpaceKey())
+    return SchedulerHalf(
+        common.settings,
+        common.geometry,
+        common.shards,
+        list(common.state_groups),
+        spaces,
+        adapter_of,
+    )
+
+
+def worker_half(common: Common, caches: Mapping[str, torch.Tensor]) -> WorkerHalf:
+    """Everything that one worker works on; its model is built and its caches are allocated."""
+    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+    settings, table = common.settings, common.vllm_config.compilation_config.static_forward_context
+    if OWNER not in table:
+        raise ModelError("vllm: the model has no taps; is the anchorstore plugin loaded?")
+    share = share_of_rank(common.spec.kv_heads, common.shards, rank, ranks)
+    group = common.kv_cache_config.kv_cache_groups[common.attention_group]
+    names = sorted(group.layer_names, key=_layer_number)
+    pages = _paged(common, [caches[name] for name in names], table[names[0]], share)
+    pool: AnchorPool = table[OWNER]
+    is_first = rank == 0
+    if is_first:
+        slots = common.kv_cache_config.num_blocks * common.geometry.pages_per_block
+        pool.allocate(slots, pages.device, names[0])
+    stack = VllmStack(
+        table[MODEL],
+        state_groups(common.vllm_config, common.state_groups, pages.device),
+        common.vllm_config,
+        pages.device,
+    )
+    parts = Parts(
+        share, common.kv_layout, common.shards, common.anchor_layout, pool, pages, stack, is_first
+    )
+    layouts: list[Layout] = []
+    if share.is_writer:
+        layouts += [common.shard_layout(shard) for shard in share.shards]
+    if is_first:
+        layouts.append(common.anchor_layout)
+    staging = settings.staging_mebibytes * MEBIBYTE
+    spaces = Spaces(
+        lambda key: common.connect(key, layouts, f"vllm-worker-{rank}", staging),
+        settings.spaces_max,
+    )
+    saver = Saver(spaces, settings.queue_mebibytes * MEBIBYTE)
+    return WorkerHalf(parts, settings, JoinedReaders(settings), saver)
+
+
+def _paged(common: Common, caches: list[torch.Tensor], layer: Any, share: Share) -> PagedKv:
+    """The paged cache, its order learned from the first layer's kernel."""
+    heads = share.head_stop - share.head_start
+
+    def write(key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        layer.impl.do_kv_cache_update(layer, key, value, caches[0], slots)
+
+    order = learn_order(caches[0], write, caches[0].shape[2], heads, common.spec.head_dim)
+    return PagedKv(caches, order, common.settings.page_tokens)
+
+
+def _layer_number(name: str) -> int:
+    """The layer's number in a dotted name."""
+    return next(int(part) for part in name.split(".") if part.isdigit())

@@ -1,0 +1,112 @@
+"""Capture: kept rows of the residual stream, into a pool that lies beside the paged cache.
+
+A tap sits before the first layer of every stored group and calls one custom operator, which
+torch.compile and CUDA graphs carry through as they find it::
+
+    layer(hidden, residual) -- tap --> anchorstore::capture(hidden, residual, group, owner)
+                                           |  slots of the full-attention layers' cache
+    pool  [page slot][group][row][hidden]  <-  rows whose token is among the last of its page
+
+A page's anchors so live and die with the page's slots: no second allocator.  The operator says
+that it changes `hidden`, which flows on; without that a compiler would drop it as useless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from anchorstore.layout import AnchorLayout
+from engine_adapter.vllm.geometry import Slots
+
+OWNER = "anchorstore.anchors"
+"""Key of the pool in vLLM's table of things that a forward pass may look up."""
+
+_LIBRARY = torch.library.Library("anchorstore", "FRAGMENT")
+
+
+class AnchorPool:
+    """Anchors of every page slot of one worker; without memory until `allocate`."""
+
+    def __init__(self, layout: AnchorLayout, adds_residual: bool) -> None:
+        """`adds_residual`: whether the stream is the sum of a layer's two arguments."""
+        self.layout, self.adds_residual = layout, adds_residual
+        self.rows_seen = 0
+        self._pool: torch.Tensor | None = None
+        self._slots_of = ""
+
+    def allocate(self, page_slots: int, device: torch.device, attention_layer: str) -> None:
+        """Memory for so many pages, and one more that takes the rows that are not kept."""
+        shape = (page_slots + 1, *self.layout.shape)
+        self._pool = torch.zeros(shape, dtype=getattr(torch, self.layout.dtype), device=device)
+        self._slots_of = attention_layer
+
+    def read(self, page_slots: Slots) -> torch.Tensor:
+        """Anchor blocks [pages, groups, rows, hidden], copied."""
+        assert self._pool is not None, "read before it was allocated"
+        return self._pool[torch.from_numpy(page_slots).to(self._pool.device)]
+
+    def keep(self, group: int, stream: torch.Tensor, slots: torch.Tensor) -> None:
+        """Keep what of `stream` [tokens, hidden] belongs to the last rows of pages."""
+        assert self._pool is not None
+        page_tokens, rows = self.layout.page_tokens, self.layout.rows
+        slots = slots[: stream.shape[0]]
+        row = slots % page_tokens - (page_tokens - rows)
+        is_kept = (slots >= 0) & (row >= 0)
+        if stream.is_cuda:  # no shape may depend on data: a graph records this
+            pages = torch.where(is_kept, slots // page_tokens, self._pool.shape[0] - 1)
+            self._pool[pages, group, row.clamp(min=0)] = stream[: len(slots)].to(self._pool.dtype)
+            return
+        kept = is_kept.nonzero().squeeze(1)
+        self.rows_seen += len(kept)
+        pages, at = slots[kept] // page_tokens, row[kept]
+        self._pool[pages, group, at] = stream[kept].to(self._pool.dtype)
+
+    def observe(
+        self, group: int, hidden: torch.Tensor, residual: torch.Tensor | None, context: Any
+    ) -> None:
+        """What the operator does: nothing before there is memory, or outside a real pass."""
+        slots = context.slot_mapping
+        if self._pool is None or not isinstance(slots, dict) or self._slots_of not in slots:
+            return
+        stream = hidden if residual is None or not self.adds_residual else hidden + residual
+        self.keep(group, stream, slots[self._slots_of])
+
+
+def _capture(hidden: torch.Tensor, residual: torch.Tensor | None, group: int, owner: str) -> None:
+    from vllm.forward_context import get_forward_context
+
+    context = get_forward_context()
+    pool = context.no_compile_layers.get(owner)
+    if pool is not None:
+        pool.observe(group, hidden, residual, context)
+
+
+def _capture_nothing(
+    hidden: torch.Tensor, residual: torch.Tensor | None, group: int, owner: str
+) -> None:
+    """What a compiler sees: no result, no shape."""
+
+
+_LIBRARY.define("capture(Tensor(a!) hidden, Tensor? residual, int group, str owner) -> ()")
+_LIBRARY.impl("capture", _capture, "CPU")
+_LIBRARY.impl("capture", _capture, "CUDA")
+torch.library.register_fake("anchorstore::capture", _capture_nothing)
+
+
+def tap(layers: Sequence[nn.Module]) -> None:
+    """Puts a tap before each of `layers`, the first of every stored group in order."""
+    for group, layer in enumerate(layers):
+        layer.register_forward_pre_hook(_hook(group), with_kwargs=True)
+
+
+def _hook(group: int) -> Any:
+    def observe(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        residual = kwargs.get("residual")
+        torch.ops.anchorstore.capture(hidden, residual, group, OWNER)
+
+    return observe

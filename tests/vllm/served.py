@@ -1,0 +1,215 @@
+"""vLLM in a process of its own: JSON lines in, JSON lines out.
+
+::
+
+    Served(model, daemon)  --start-->  python -m tests.vllm.served   LLM(...) inside
+        generate(prompt)   --line-->   {"tokens": [...], "cached": n, "logprobs": [...]}
+
+Run as a module it is the process; imported it is the one that starts it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+KV_CACHE_BYTES = 128 * 2**20
+STOP_SECONDS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """One request's tokens, greedy.
+
+    Attributes:
+        tokens: generated ids.
+        cached: prompt tokens that were not computed, as vLLM reports them.
+        logprobs: of each generated token.
+    """
+
+    tokens: list[int]
+    cached: int
+    logprobs: list[float]
+
+
+class Served:
+    """An engine's process; a context manager.
+
+    Args:
+        model: model directory.
+        log: where its standard error goes.
+        daemon: address; None is stock vLLM.
+        extra: further extra config of the connector.
+        options: arguments of LLM on top of the small ones.
+        environment: further variables.
+    """
+
+    def __init__(
+        self,
+        model: pathlib.Path,
+        log: pathlib.Path,
+        *,
+        daemon: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        config: dict[str, Any] = {"model": str(model), "options": dict(options or {})}
+        if daemon is not None:
+            config["extra"] = {"daemon": daemon, **(extra or {})}
+        self._log = log.open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.vllm.served", json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=ROOT,
+            env={**_environment(), **(environment or {})},
+        )
+        self._path = log
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the engine has ended:\n{self._path.read_text()[-4000:]}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Any operation of `answer`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], tokens: int = 24, *, salt: str = ""
+    ) -> list[Reply]:
+        """Greedy continuations of `prompts`, served together."""
+        found = self.ask(
+            op="generate", prompts=[list(p) for p in prompts], tokens=tokens, salt=salt
+        )
+        return [Reply(**each) for each in found["replies"]]
+
+    def reset(self) -> None:
+        """Empties vLLM's own prefix cache."""
+        self.ask(op="reset")
+
+    def stop(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        if self._process.poll() is None:
+            self._process.stdin.close()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "2",
+        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT)))),
+    }
+
+
+# ---- inside the process ----------------------------------------------------------------------
+
+
+def build(config: dict[str, Any]) -> Any:
+    """The LLM that the process serves."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    options: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "max_model_len": 4096,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": KV_CACHE_BYTES,
+        "seed": 0,
+        **config["options"],
+    }
+    if "extra" in config:
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="AnchorStoreConnector",
+            kv_connector_module_path="engine_adapter.vllm",
+            kv_role="kv_both",
+            kv_connector_extra_config=config["extra"],
+        )
+    return LLM(model=config["model"], **options)
+
+
+def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """One request's reply."""
+    from vllm import SamplingParams
+
+    if request["op"] == "reset":
+        return {"done": llm.reset_prefix_cache()}
+    assert request["op"] == "generate", request["op"]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=1
+    )
+    prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in request["prompts"]]
+    if request["salt"]:
+        prompts = [prompt | {"cache_salt": request["salt"]} for prompt in prompts]
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    return {
+        "replies": [
+            {
+                "tokens": list(output.outputs[0].token_ids),
+                "cached": output.num_cached_tokens,
+                "logprobs": [
+                    step[token].logprob
+                    for step, token in zip(
+                        output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True
+                    )
+                ],
+            }
+            for output in outputs
+        ]
+    }
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints to standard output, too
+    llm = build(json.loads(sys.argv[1]))
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(llm, json.loads(line))), file=replies, flush=True)
+    llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

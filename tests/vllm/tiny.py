@@ -1,0 +1,118 @@
+"""Tiny hybrid models with random weights, made on the spot: config, weights, byte-level tokenizer.
+
+Small enough for a second a request on one core, and of shapes that vLLM's CPU kernels take: linear
+heads of 128, a convolution of four, bfloat16.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 512
+LAYERS = ["linear_attention"] * 3 + ["full_attention"]
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 8,
+    "head_dim": 64,
+    "layer_types": LAYERS * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def qwen3_next() -> Any:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    return transformers.Qwen3NextConfig(
+        **COMMON, **DELTA, **experts, shared_expert_intermediate_size=64
+    )
+
+
+def qwen3_5() -> Any:
+    return transformers.Qwen3_5TextConfig(**COMMON, **DELTA)
+
+
+def granite() -> Any:
+    return transformers.GraniteMoeHybridConfig(
+        **COMMON,
+        num_hidden_layers=8,
+        layer_types=(["mamba"] * 3 + ["attention"]) * 2,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=256,
+        mamba_n_heads=8,
+        mamba_n_groups=1,
+        mamba_d_state=32,
+        mamba_d_head=32,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_chunk_size=64,
+        position_embedding_type="rope",
+    )
+
+
+def nemotron() -> Any:
+    return transformers.NemotronHConfig(
+        **COMMON,
+        num_hidden_layers=12,
+        hybrid_override_pattern="M-M-*-M-M-*-",
+        head_dim=32,
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        ssm_state_size=32,
+        n_groups=1,
+        conv_kernel=4,
+        chunk_size=64,
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen3_next": qwen3_next,
+    "qwen3_5": qwen3_5,
+    "granite": granite,
+    "nemotron": nemotron,
+}
+
+
+def make(name: str, folder: pathlib.Path, seed: int = 0) -> pathlib.Path:
+    """A model directory `folder`/name-seed, made where it is not there."""
+    path = folder / f"{name}-{seed}"
+    if (path / "config.json").exists():
+        return path
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16)
+    model.save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+def tokenizer() -> Any:
+    """A token is a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<pad>", "<s>", "</s>", *alphabet]
+    names += [f"<x{number}>" for number in range(len(names), VOCABULARY)]
+    inner = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
