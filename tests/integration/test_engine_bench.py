@@ -1,0 +1,286 @@
+"""Goal: the engine benchmark's client and runs measure what an endpoint does, and name its faults.
+Method: a stand-in endpoint (real HTTP, a page-granular prefix cache, no model) and servers that
+send canned bytes; counts are compared, times are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.engine import cli, quality
+from benchmarks.engine.client import Client
+from benchmarks.engine.events import EndpointError
+from benchmarks.engine.quality import Document, Question
+from benchmarks.engine.run import Rules, Side, play, warm_up
+from benchmarks.engine.servers import free_port, require_modules
+from benchmarks.engine.stand_in import MODEL, VOCABULARY, StandIn, answer_of
+from benchmarks.engine.traces import KINDS, Shape, generate
+
+RULES = Rules(page_tokens=64, margin_tokens=0, pause_seconds=0)
+SHAPE = Shape(0, VOCABULARY, context_tokens=1024, pairs=6, answer_tokens=4)
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+class Canned:
+    """Sends the same bytes to whoever connects, once the request's head is there."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            with connection, contextlib.suppress(ConnectionError):
+                connection.recv(65536)
+                connection.sendall(self.answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+
+    def __enter__(self) -> Canned:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def canned() -> Iterator[Canned]:
+    with Canned(b"") as server:
+        yield server
+
+
+@pytest.fixture
+def endpoint() -> Iterator[StandIn]:
+    with StandIn() as server:
+        yield server
+
+
+# ---- the client ----
+
+
+def test_completion_tells_tokens_usage_and_times(endpoint: StandIn) -> None:
+    client = Client(endpoint.url)
+    prompt = list(range(200))
+    assert client.prepare(prompt).cached_tokens == 0
+    found = client.complete([*prompt, 7], 5)
+    assert found.token_ids == tuple(answer_of([*prompt, 7], 5))
+    assert (found.prompt_tokens, found.answer_tokens, found.cached_tokens) == (201, 5, 192)
+    assert found.text.split() == [f"t{token}" for token in found.token_ids]
+    assert 0 < found.first_token_seconds <= found.total_seconds
+    assert found.decode_step_seconds is not None
+    assert client.complete(prompt, 1).decode_step_seconds is None
+    assert endpoint.prompts == [prompt, [*prompt, 7], prompt]
+
+
+def test_endpoint_that_knows_no_extensions_is_asked_without_them() -> None:
+    with StandIn(strict=True, tells_cached=False) as server:
+        client = Client(server.url + "/v1/")
+        client.prepare([1, 2, 3])
+        found = client.complete([1, 2, 3], 2)
+    assert found.token_ids is None and found.cached_tokens is None and found.answer_tokens == 2
+
+
+def test_model_that_is_not_served_is_named(endpoint: StandIn) -> None:
+    with pytest.raises(EndpointError, match=f"does not serve other: {MODEL}"):
+        Client(endpoint.url, model="other").served()
+
+
+def test_status_of_a_refusal_is_told_with_its_reason() -> None:
+    with (
+        StandIn(strict=True) as server,
+        pytest.raises(EndpointError, match=r"answered 400: .*unknown fields: logprobs"),
+    ):
+        client = Client(server.url)
+        client.prepare([1])
+        client.complete([1], 1, {"logprobs": 1})
+
+
+def test_endpoint_that_is_not_there_is_named() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(EndpointError, match=f"{url} failed"):
+        Client(url).served()
+
+
+def test_endpoint_that_is_silent_is_given_up(canned: Canned) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(EndpointError, match="timed out"):
+            Client(url, deadline_seconds=0.05).get("/metrics")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "closed|disconnected|failed"),
+        (b"nonsense\r\n\r\n", "failed"),
+        (OK, "broke the stream off"),
+        (OK + b"data: [DONE]\n\n", "before the first token"),
+        (OK + b'data: {"choices": [{"text": "a"}]}\n\n', "broke the stream off"),
+        (OK + b'data: {"error": {"message": "no memory"}}\n\n', "gave up: no memory"),
+        (OK + b"data: {\n\n", "no JSON"),
+        (OK + b"data: \xff\n\n", "UTF-8"),
+        (OK[:-2] + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "failed"),
+        (OK[:-2] + b"Content-Length: 100\r\n\r\ndata: ", "failed|broke"),
+        (b"HTTP/1.1 503 Busy\r\n\r\nlater", "answered 503: later"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", "failed"),
+    ],
+)
+def test_stream_that_goes_wrong_is_named(canned: Canned, answer: bytes, reason: str) -> None:
+    canned.answer = answer
+    with pytest.raises(EndpointError, match=reason):
+        Client(canned.url, model="m").complete([1], 1)
+
+
+@given(st.binary(max_size=300), st.booleans())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_hostile_answers_are_refused_whatever_they_are(
+    canned: Canned, answer: bytes, headed: bool
+) -> None:
+    canned.answer = OK + answer if headed else answer
+    client = Client(canned.url, model="m", deadline_seconds=5)
+    with pytest.raises(EndpointError):
+        client.complete([1], 1)
+    if not headed:
+        with pytest.raises(EndpointError):
+            client.served()
+
+
+# ---- runs ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_page_granular_endpoint_reaches_the_ideal_of_every_request(kind: str) -> None:
+    trace = generate(kind, SHAPE, 1)
+    with StandIn(page_tokens=64) as fine, StandIn(page_tokens=512) as coarse:
+        sides = [
+            Side("coarse", [Client(coarse.url)], RULES),
+            Side("fine", [Client(fine.url)], RULES),
+        ]
+        for side in sides:
+            side.clients[0].served()
+        samples = play(trace, sides, say=lambda _: None)
+        assert fine.prompts == coarse.prompts and len(fine.prompts) == len(trace.requests)
+    assert len(samples) == 2 * len(trace.requests)
+    for sample in samples:
+        wanted = sample.ideal_tokens
+        if sample.variant == "coarse":
+            wanted = min(sample.shared_tokens, sample.prompt_tokens - 1) // 512 * 512
+        assert sample.completion.cached_tokens == wanted, sample
+
+
+def test_turns_of_the_sides_alternate(endpoint: StandIn) -> None:
+    clients = [Client(endpoint.url), Client(endpoint.url)]
+    for client in clients:
+        client.served()
+    sides = [Side("a", clients[:1], RULES), Side("b", clients[1:], RULES)]
+    samples = play(generate("fresh", SHAPE, 0), sides, say=lambda _: None)
+    assert [sample.variant for sample in samples[:6]] == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_requests_go_round_the_replicas_of_a_side() -> None:
+    with StandIn() as first, StandIn() as second:
+        clients = [Client(first.url), Client(second.url)]
+        for client in clients:
+            client.served()
+        play(generate("fresh", SHAPE, 0), [Side("a", clients, RULES)], say=lambda _: None)
+        assert (len(first.prompts), len(second.prompts)) == (3, 3)
+
+
+def test_warm_up_reaches_every_depth_and_shares_nothing_with_the_trace(endpoint: StandIn) -> None:
+    client = Client(endpoint.url)
+    client.served()
+    warm_up(SHAPE, [client], RULES)
+    asked = len(endpoint.prompts)
+    assert asked == 3  # a base, branches at 256 and 512
+    side = Side("a", [client], RULES)
+    samples = play(generate("branches", SHAPE, 0), [side], say=lambda _: None)
+    assert samples[0].completion.cached_tokens == 0
+
+
+# ---- exams ----
+
+
+def exam(prefix: list[int]) -> Document:
+    """A question that the stand-in answers rightly, and one that it does not."""
+    right = [*prefix, 5]
+    wrong = [*prefix, 6]
+    [answer], [other] = answer_of(right, 1), answer_of(wrong, 1)
+    questions = (Question(tuple(right), answer), Question(tuple(wrong), (other + 1) % VOCABULARY))
+    return Document(tuple(prefix), questions)
+
+
+def test_exam_is_asked_of_a_server_that_has_forgotten(endpoint: StandIn) -> None:
+    client = Client(endpoint.url)
+    client.served()
+    answers = quality.sit(client, [exam(list(range(128)))], RULES, stores=False)
+    assert [asked.right for asked in answers] == [True, False]
+    assert [asked.cached_tokens for asked in answers] == [0, 0]
+    assert [asked.ideal_tokens for asked in answers] == [128, 128]
+    assert answers[0].bits == 0.0 and answers[1].bits > 5
+
+
+def test_exam_of_a_store_that_never_finds_goes_on_and_shows_it(endpoint: StandIn) -> None:
+    client = Client(endpoint.url)
+    client.served()
+    answers = quality.sit(client, [exam(list(range(64)))], RULES, stores=True)
+    assert sum(asked.cached_tokens for asked in answers) == 0
+    assert len(endpoint.prompts) == 1 + quality.TRIES + 2
+
+
+# ---- the command line ----
+
+
+def test_modules_that_lack_are_named_with_what_to_do() -> None:
+    require_modules(pathlib.Path(sys.executable), ["json", "os.path"])
+    with pytest.raises(EndpointError, match=r"no no_such_thing, no_such\.part: install"):
+        require_modules(pathlib.Path(sys.executable), ["json", "no_such_thing", "no_such.part"])
+
+
+def test_command_over_two_endpoints_prints_one_document(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    with StandIn(page_tokens=512) as stock, StandIn() as ours:
+        words = ["--endpoint", f"stock={stock.url}", "--endpoint", f"ours={ours.url}"]
+        words += ["--quick", "--pause", "0", "--margin", "0", "--token-ids", "0:512"]
+        assert cli.main([*words, "--json"]) == 0
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert cli.main([*words, "--trace", "documents"]) == 0
+        shown = capsys.readouterr().out
+    assert document["variants"] == ["stock", "ours"]
+    every = document["depths"][-1]["variants"]
+    assert every["ours"]["of_ideal"] == 1.0 > every["stock"]["of_ideal"]
+    assert (
+        document["counters"]["ours"]["vllm:prefix_cache_hits_total"]
+        == (every["ours"]["reused_tokens"])
+    )
+    assert len(document["requests"]) == 2 * document["trace"]["requests"]
+    assert {"stock", "ours", "ideal"} <= set(shown.split())
+    assert str(tmp_path.home()) not in json.dumps(document)
+
+
+def test_command_over_an_endpoint_that_is_not_there_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["--endpoint", f"http://127.0.0.1:{free_port()}", "--quick"]) == 1
+    assert "failed: " in capsys.readouterr().err
