@@ -31,6 +31,9 @@ BYTE_VOCABULARY = 256
 TEXT_PREFIX_TOKENS = 1024
 CONTINUATION_TOKENS = 32
 RECALL_SEED = 123
+RECALL_TOKENS, QUICK_RECALL_TOKENS = 16384, 2048
+"""Prefixes of one exam together."""
+
 RESETS = 50
 RESET_SECONDS = 0.1
 TRIES = 20
@@ -97,9 +100,10 @@ def exams_of(folder: pathlib.Path, vocabulary: int, quick: bool) -> dict[str, li
         name = f"text, n = {TEXT_PREFIX_TOKENS}"
         return {name: text_documents(text, 2 if quick else 8)}
     if folder.name == "recall":
-        count = 4 if quick else 32
+        tokens = QUICK_RECALL_TOKENS if quick else RECALL_TOKENS
         found = {}
         for length, redundant in ((512, False), (1024, True)):
+            count = tokens // length
             rng = random.Random(RECALL_SEED)
             keys = 6 if redundant else 12
             exams = [make_exam(rng, length, keys=keys, redundant=redundant) for _ in range(count)]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from benchmarks.engine import metrics
 from benchmarks.engine.events import Chunk, EndpointError, EventParser, Usage, chunk_of
 
+COUNTS = ["prompt_tokens", "completion_tokens", "prompt_tokens_details", "cached_tokens"]
 NAMES = st.sampled_from(
-    "choices usage text token_ids logprobs top_logprobs error message t1 prompt_tokens "
-    "completion_tokens prompt_tokens_details cached_tokens".split()
+    [*COUNTS, "choices", "usage", "text", "token_ids", "logprobs", "top_logprobs", "error", "t1"]
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
