@@ -77,6 +77,9 @@ class SchedulerHalf:
         state_groups: Sequence[int],
         spaces: Spaces,
         adapter_of: Callable[[Any], str],
+        *,
+        loads: bool,
+        saves: bool,
     ) -> None:
         """`shards`: kv layouts of a session; `state_groups`: vLLM's groups of linear layers."""
         self.counters: collections.Counter[str] = collections.Counter()
@@ -84,6 +87,7 @@ class SchedulerHalf:
         self._geometry, self._shards = geometry, shards
         self._state_groups = tuple(state_groups)
         self._spaces, self._adapter_of = spaces, adapter_of
+        self._loads_any, self._saves_any = loads, saves
         self._ledger = Ledger()
         self._requests: dict[str, Any] = {}
         self._matched: dict[str, Held] = {}
@@ -109,7 +113,7 @@ class SchedulerHalf:
     def _find(self, request: Any, local_tokens: int) -> Held | str:
         """A window that reaches beyond `local_tokens`, or the reason why there is none."""
         reason = unkeyable(request)
-        if reason or request.skip_reading_prefix_cache:
+        if reason or request.skip_reading_prefix_cache or not self._loads_any:
             return reason or "not_asked"
         budget, page = self._budget, self._budget.page_tokens
         pages = budget.askable_pages(request.num_tokens)
@@ -269,7 +273,7 @@ class SchedulerHalf:
         self, request: Any, entry: Entry, stop: int, block_ids: Sequence[int], *, is_last: bool
     ) -> bool:
         """Adds a job for the pages below `stop` that are not saved yet; False for none."""
-        client = self._spaces.get(entry.space)
+        client = self._spaces.get(entry.space) if self._saves_any else None
         if client is None or client.root_digest is None:
             return False
         stop = min(stop, len(block_ids) * self._geometry.pages_per_block)

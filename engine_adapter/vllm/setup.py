@@ -72,6 +72,7 @@ class Common:
         attention_group: number of vLLM's group of full-attention layers.
         state_groups: its groups of linear layers, by number.
         shards: pieces that the key-value heads are stored in.
+        loads, saves: by kv_role, whether prefixes are looked up and pages are put.
     """
 
     vllm_config: Any
@@ -85,6 +86,8 @@ class Common:
     anchor_layout: AnchorLayout
     shards: int
     weights: bytes
+    loads: bool
+    saves: bool
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any) -> Common:
@@ -117,6 +120,8 @@ class Common:
             spec.anchor_layout(settings.rows_per_page, page_tokens=settings.page_tokens),
             shard_count(spec.kv_heads, settings.kv_shards),
             weights_digest(model_directory(vllm_config)),
+            vllm_config.kv_transfer_config.is_kv_consumer,
+            vllm_config.kv_transfer_config.is_kv_producer,
         )
 
     def namespace(self, key: SpaceKey) -> NamespaceSpec:
@@ -162,6 +167,8 @@ def scheduler_half(common: Common) -> SchedulerHalf:
         list(common.state_groups),
         spaces,
         adapter_of,
+        loads=common.loads,
+        saves=common.saves,
     )
 
 

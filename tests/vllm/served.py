@@ -48,6 +48,7 @@ class Served:
         log: where its standard error goes.
         daemon: address; None is stock vLLM.
         extra: further extra config of the connector.
+        role: "kv_both"; a "kv_consumer" never saves.
         options: arguments of LLM on top of the small ones.
         environment: further variables.
     """
@@ -59,12 +60,13 @@ class Served:
         *,
         daemon: str | None = None,
         extra: Mapping[str, Any] | None = None,
+        role: str = "kv_both",
         options: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         config: dict[str, Any] = {"model": str(model), "options": dict(options or {})}
         if daemon is not None:
-            config["extra"] = {"daemon": daemon, **(extra or {})}
+            config |= {"extra": {"daemon": daemon, **(extra or {})}, "role": role}
         self._log = log.open("wb")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.vllm.served", json.dumps(config)],
@@ -157,6 +159,7 @@ def build(config: dict[str, Any]) -> Any:
         "max_model_len": 4096,
         "max_num_seqs": 8,
         "kv_cache_memory_bytes": KV_CACHE_BYTES,
+        "mamba_ssm_cache_dtype": "float32",
         "seed": 0,
         **config["options"],
     }
@@ -164,7 +167,7 @@ def build(config: dict[str, Any]) -> Any:
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="AnchorStoreConnector",
             kv_connector_module_path="engine_adapter.vllm",
-            kv_role="kv_both",
+            kv_role=config["role"],
             kv_connector_extra_config=config["extra"],
         )
     return LLM(model=config["model"], **options)
