@@ -51,13 +51,13 @@ PAIRS_BY_DEPTH = ("branches", "fresh")
 
 
 def variant_of(text: str) -> Variant:
-    """NAME or NAME=JSON; "stock" is vLLM without the connector."""
+    """NAME, NAME=JSON or NAME=stock; "stock" is vLLM without the connector."""
     name, _, rest = text.partition("=")
     if not name or not name.replace("-", "").replace("_", "").isalnum():
         raise argparse.ArgumentTypeError(f"{name!r} is no name of a variant")
-    if name == STOCK:
-        if rest:
-            raise argparse.ArgumentTypeError("stock vLLM has no connector to configure")
+    if name == STOCK and rest:
+        raise argparse.ArgumentTypeError("stock vLLM has no connector to configure")
+    if STOCK in (name, rest):
         return Variant(name, None)
     try:
         extra = json.loads(rest or "{}")
@@ -136,8 +136,9 @@ def make_parser() -> argparse.ArgumentParser:
         type=variant_of,
         action="append",
         metavar="NAME[=JSON]",
-        help="stock, or a name and the connector's extra configuration; the first is the yardstick "
-        "(default: stock, anchorstore; for --quality also every row kept and the controls)",
+        help="stock, a name and the connector's extra configuration, or NAME=stock: a second stock "
+        "server, whose ratio shows the noise; the first is the yardstick (default: stock, "
+        "anchorstore; for --quality also every row kept and the controls)",
     )
     who.add_argument("--replicas", type=int, default=1, metavar="N", help="servers of each variant")
     how = parser.add_argument_group("how servers run")

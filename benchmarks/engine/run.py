@@ -24,6 +24,8 @@ from benchmarks.engine.traces import Request, Shape, Trace, generate
 WARM_UP_SEED = 2**31
 PREFILL_TOKENS = 1024
 PREFILL_REPEATS = 3
+PAUSES_AFTER_BASE = 10
+"""What is not measured is long; storing it goes on for a while behind the answer."""
 
 Say = Callable[[str], None]
 
@@ -82,7 +84,8 @@ def play(trace: Trace, sides: Sequence[Side], say: Say) -> list[Sample]:
         turn = number % len(sides)
         for side in [*sides[turn:], *sides[:turn]]:
             samples.append(side.ask(request))
-            time.sleep(side.rules.pause_seconds)
+            pauses = 1 if request.measured else PAUSES_AFTER_BASE
+            time.sleep(side.rules.pause_seconds * pauses)
         if (number + 1) % step == 0:
             say(f"  {number + 1} of {len(trace.requests)} requests")
     return samples

@@ -187,13 +187,18 @@ def bench_servers(plan: Plan, say: Say) -> dict[str, Any]:
                 client.prepare([shape.first_token] * 8)
             warm_up(shape, clients, plan.rules)
         document = traced(plan, shape, sides, say)
-    return {"model": described(known), "start_seconds": starts, "flags": plan.flags, **document}
+    return {
+        "model": described(plan, known),
+        "start_seconds": starts,
+        "flags": plan.flags,
+        **document,
+    }
 
 
-def described(known: ModelFacts) -> dict[str, Any]:
+def described(plan: Plan, known: ModelFacts) -> dict[str, Any]:
     """The model, without the machine's folders."""
     return {
-        "name": known.folder.name,
+        "name": (plan.model or known.folder).resolve().name,
         "model_type": known.model_type,
         "vocabulary": known.vocabulary,
     }
@@ -302,7 +307,7 @@ def bench_quality(plan: Plan, say: Say) -> dict[str, Any]:
     lines.sort(key=lambda line: list(exams).index(line["exam"]))
     return {
         "machine": harness.machine(),
-        "model": described(known),
+        "model": described(plan, known),
         "margin_tokens": plan.margin_tokens,
         "flags": plan.flags,
         "quality": lines,

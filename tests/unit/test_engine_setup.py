@@ -196,6 +196,7 @@ def test_plan_takes_variants_flags_and_sizes() -> None:
     assert found.variants[1] == Variant("w0", {"margin_tokens": 0})
     assert found.flags == ("--seed=1", "--enforce-eager")
     assert (found.kv_cache_bytes, found.model) == (2**29, None)
+    assert plan("--variant", "again=stock").variants == (Variant("again", None),)
     assert found.pairs == cli.MIXED_FACTOR * cli.QUICK_PAIRS
 
 
