@@ -5,8 +5,9 @@
 A real daemon is started on a temporary socket.  Ratios are speeds relative to the yardstick of the
 same run, measured operation by operation in turn: 1.0 = as fast.  What the cases do:
 
+    get_copied_out   get(): find the blocks by the hints, copy into the caller's memory, verify
     get_in_place     look up, lease, take a view of every block, release: no byte is copied
-    get_copied_out   the same, then copy into the caller's memory and verify the generations
+    get_leased       the same, then copy into the caller's memory and verify the generations
     put              reserve, copy into staging, seal
     seal             the daemon's part of a put: staging to pool, checksum of the pool's bytes
     lookup_*         look up and lease a path of 512 pages (kv of all, anchors of the window)
@@ -100,6 +101,10 @@ class Blocks:
                 blocks[index]
 
     def get_copied_out(self) -> None:
+        copied = self.client.get(self._path(), 0, self._slice(self.target))
+        assert copied == self.batch, copied
+
+    def get_leased(self) -> None:
         with self.client.lookup(self._path(), [NeedAll(0, 0)]) as window:
             assert window.resume_pages == self.batch, window.miss
             window.blocks(0).copy_into(self._slice(self.target))
@@ -158,12 +163,13 @@ def bench_blocks(address: str, base: Floor, size: int, batch: int, effort: Effor
             "memcpy": blocks.memcpy,
             "floor": lambda: blocks.floor_get(base),
             "get_in_place": blocks.get_in_place,
+            "get_leased": blocks.get_leased,
             "get_copied_out": blocks.get_copied_out,
         },
         effort.rounds,
         per_round,
     )
-    names = ("memcpy", "floor", "get_in_place", "get_copied_out")
+    names = ("memcpy", "floor", "get_in_place", "get_leased", "get_copied_out")
     results = [harness.report(name, gets, **shape) for name in names]
     sealing = Sealing(blocks)
     puts = harness.interleave(

@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from anchorstore.client import lookups, reserving
+from anchorstore.client import getting, lookups, reserving
 from anchorstore.client.aio import AsyncDriver
 from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
@@ -123,6 +123,32 @@ class AsyncClient(Face):
         )
         return Opening(self._window(steps, is_borrowed=False))
 
+    async def get(
+        self,
+        path_hashes: bytes,
+        layout: int,
+        destination: Any,
+        *,
+        first_page: int = 0,
+        max_lineage: int = LINEAGE_ANY,
+        deadline_seconds: float | None = None,
+    ) -> int:
+        """See Client.get."""
+        copied = await self._run(
+            getting.get(
+                self._session,
+                path_hashes,
+                layout,
+                destination,
+                first_page,
+                max_lineage,
+                deadline_seconds,
+            )
+        )
+        if self._session.has_news:
+            self._released()
+        return copied
+
     def open_window(self, exported: bytes) -> Opening[AsyncWindow]:
         """See Client.open_window; await it or enter it."""
         return Opening(self._window(opened(self._session, exported), is_borrowed=True))
@@ -195,7 +221,7 @@ class AsyncClient(Face):
 
     def _end_leases(self) -> None:
         self._timer = None
-        if self._session.pending and not self._session.is_closed:
+        if self._session.has_news and not self._session.is_closed:
             self._flushing = asyncio.get_running_loop().create_task(self._flush_quietly())
 
     async def _flush_quietly(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from anchorstore.client import lookups, reserving
+from anchorstore.client import getting, lookups, reserving
 from anchorstore.client.blocking import Driver
 from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
@@ -103,6 +103,44 @@ class Client(Face):
             self._session, path_hashes, needs, max_lineage, margin_pages, deadline_seconds
         )
         return Window(self, self._run(steps))
+
+    def get(
+        self,
+        path_hashes: bytes,
+        layout: int,
+        destination: Any,
+        *,
+        first_page: int = 0,
+        max_lineage: int = LINEAGE_ANY,
+        deadline_seconds: float | None = None,
+    ) -> int:
+        """Copies blocks of a prefix, and returns of how many pages in a row, 0 for none.
+
+        On the daemon's host that takes no call where the daemon's hints know the blocks, which a
+        get then finds also while the daemon is busy.  What lies behind the pages that were copied
+        is worth nothing.
+
+        Args:
+            path_hashes: 32 n bytes, page 0 first.
+            layout: position among the client's layouts.
+            destination: writable memory of exactly n - first_page blocks.
+            first_page: whose block is copied first.
+            max_lineage: deepest lineage accepted; 255 accepts any.
+        """
+        copied = self._run(
+            getting.get(
+                self._session,
+                path_hashes,
+                layout,
+                destination,
+                first_page,
+                max_lineage,
+                deadline_seconds,
+            )
+        )
+        if self._session.has_news:
+            self._released()
+        return copied
 
     def open_window(self, exported: bytes) -> Window:
         """A window that another process of this session exported.  Its lease stays the exporter's.
@@ -278,7 +316,7 @@ class _Janitor:
 
     def __init__(self, client: Client, linger_seconds: float) -> None:
         self._client = weakref.ref(client)
-        self._pending = client._session.pending
+        self._session = client._session
         self._linger_seconds = linger_seconds
         self._lock = threading.Lock()
         self._is_awake = False
@@ -296,8 +334,8 @@ class _Janitor:
         idle = 0
         while not self._may_end(idle):
             time.sleep(self._linger_seconds)
-            idle = 0 if self._pending else idle + 1
-            if self._pending:
+            idle = 0 if self._session.has_news else idle + 1
+            if self._session.has_news:
                 self._flush()
 
     def _flush(self) -> None:
@@ -307,7 +345,7 @@ class _Janitor:
         try:
             client.flush()
         except HandleClosed:  # closed, or this is a fork: they are not ours to end
-            self._pending.clear()
+            self._session.forget_news()
         except AnchorStoreError as error:
             log.debug("%s: leases were not ended: %s", client.address, error)
 
@@ -317,7 +355,7 @@ class _Janitor:
         if idle < IDLE_ROUNDS:
             return False
         self._is_awake = False
-        if not self._pending:
+        if not self._session.has_news:
             return True
         with self._lock:
             is_replaced, self._is_awake = self._is_awake, True

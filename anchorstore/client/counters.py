@@ -31,6 +31,7 @@ class Counters:
     Attributes:
         lookups: all of them; hits + sum(misses) = lookups.
         misses: by reason.
+        direct_hits, direct_pages: gets that needed no call (they are no lookups), and their pages.
         pages_hit: pages up to the resume point, summed over hits.
         blocks_sealed, blocks_known, blocks_declined, blocks_mismatched: outcomes of puts.
         bytes_read: copied out by copy_into or fetched from a remote daemon; reads in place are
@@ -43,6 +44,8 @@ class Counters:
     lookups: int = 0
     hits: int = 0
     misses: dict[str, int] = dataclasses.field(default_factory=dict)
+    direct_hits: int = 0
+    direct_pages: int = 0
     pages_hit: int = 0
     blocks_sealed: int = 0
     blocks_known: int = 0
@@ -68,6 +71,13 @@ class Counters:
             self.lookups += 1
             self.hits += 1
             self.pages_hit += pages
+
+    def direct_hit(self, pages: int, size_bytes: int) -> None:
+        """A get without a call."""
+        with self._lock:
+            self.direct_hits += 1
+            self.direct_pages += pages
+            self.bytes_read += size_bytes
 
     def miss(self, reason: str) -> None:
         """A lookup without."""

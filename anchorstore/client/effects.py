@@ -66,13 +66,15 @@ class Call:
 
 @dataclasses.dataclass(slots=True)
 class Map:
-    """Map segments of the session, and its staging memory where asked: a mapping.Mapped."""
+    """Map segments of the session, and its staging memory and the hints where asked: a
+    mapping.Mapped."""
 
     session_id: bytes
     boot_id: bytes
     segment_ids: tuple[int, ...]
     staging: bool
     until: float
+    hints: bool = False
 
 
 @dataclasses.dataclass(slots=True)

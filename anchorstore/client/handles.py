@@ -3,7 +3,7 @@
 ::
 
     Window  lease, boundary, resume point
-      |-- blocks(0) --> columns: segment | offset | generation | checksum     one row a page
+      |-- blocks(0) --> places: segment | slot | generation | checksum        one row a page
       |                    same host: views of mapped segments, zero copies
       |                    remote:    fetched by Read, checked by xxh3
       `-- blocks(1) ...
@@ -40,7 +40,7 @@ from anchorstore.errors import (
     LeaseExpired,
     TornBlock,
 )
-from anchorstore.transport.segment import SegmentView
+from anchorstore.transport.segment import PLACE, Places, SegmentView
 from anchorstore.wire.v1 import store_pb2 as store
 
 READ_BYTES_PER_CALL = 16 * 2**20
@@ -66,20 +66,16 @@ class BlocksBase:
         if self.layout >= len(attachment.block_bytes):
             raise InvalidRequest(f"reply: layout {self.layout} of {len(attachment.block_bytes)}")
         self.block_bytes = attachment.block_bytes[self.layout]
-        self._segments = np.frombuffer(columns.segments, "<u4")
-        self._offsets = np.frombuffer(columns.offsets, "<u8")
-        self._generations = np.frombuffer(columns.generations, "<u4")
-        self._checksums = np.frombuffer(columns.checksums, "<u8")
-        lengths = {len(self._offsets), len(self._generations), len(self._checksums)}
-        if lengths - {len(self._segments)}:
-            raise InvalidRequest("reply: columns of different lengths")
+        if len(columns.places) % PLACE.itemsize:
+            raise InvalidRequest(f"reply: {len(columns.places)} bytes are no whole places")
+        self._places: Places = np.frombuffer(columns.places, PLACE)
         self._views: dict[int, SegmentView] | None = None  # same host, once mapped
         self._groups: list[tuple[SegmentView, Rows]] = []  # and the blocks that lie in each
-        self._rows: list[tuple[int, int]] | None = None  # (segment, offset), once asked for
+        self._rows: list[tuple[int, int]] | None = None  # (segment, slot), once asked for
         self._memory: memoryview | None = None  # remote, once fetched
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return len(self._places)
 
     @property
     def size_bytes(self) -> int:
@@ -105,7 +101,7 @@ class BlocksBase:
             self._memory = memory.toreadonly()
             return
         yield from self._session.enter_or_raise(until)
-        segment_ids = np.unique(self._segments).tolist()
+        segment_ids = np.unique(self._places["segment"]).tolist()
         yield from self._session.guarded(
             lookups.map_segments(self._session, self._attachment, segment_ids, until)
         )
@@ -118,16 +114,15 @@ class BlocksBase:
             return False
         views: dict[int, SegmentView] = {}
         groups: list[tuple[SegmentView, Rows]] = []
-        distinct = set(self._segments.tolist())
+        segments = self._places["segment"]
+        distinct = set(segments.tolist())
         for segment_id in distinct:
             view = self._session.cache.get(self._attachment.boot_id, segment_id)
             if view is None:
                 return False
             is_only = len(distinct) == 1
-            rows: Rows = _EVERY if is_only else np.flatnonzero(self._segments == segment_id)
-            offsets = self._offsets[rows]
-            last = len(view.memory) - self.block_bytes
-            if offsets.min() < view.first_slot_offset or offsets.max() > last:
+            rows: Rows = _EVERY if is_only else np.flatnonzero(segments == segment_id)
+            if self._places["slot"][rows].max() >= view.slots or self.block_bytes > view.slot_bytes:
                 raise InvalidRequest(f"reply: a block outside segment {segment_id}")
             views[segment_id] = view
             groups.append((view, rows))
@@ -187,18 +182,16 @@ class BlocksBase:
     def _runs(self) -> list[tuple[int, int, Bytes]]:
         """(first, stop, bytes [stop - first, block_bytes] in place) of neighbouring slots."""
         assert self._views is not None, "copied before it was loaded"
-        slot_bytes = self._groups[0][0].slot_bytes
+        segments, slots = self._places["segment"], self._places["slot"]
         edges, runs = [0, len(self)], []
         if len(self) > 1:
             breaks = np.flatnonzero(
-                (self._segments[1:] != self._segments[:-1])
-                | (self._offsets[1:] - self._offsets[:-1] != np.uint64(slot_bytes))
+                (segments[1:] != segments[:-1]) | (slots[1:] - slots[:-1] != np.uint32(1))
             )
             edges[1:1] = (breaks + 1).tolist()
         for start, stop in itertools.pairwise(edges):
-            view = self._views[int(self._segments[start])]
-            shape, strides = (stop - start, self.block_bytes), (slot_bytes, 1)
-            source = np.ndarray(shape, np.uint8, view.memory, int(self._offsets[start]), strides)
+            view = self._views[int(segments[start])]
+            source = view.run(int(slots[start]), stop - start, self.block_bytes)
             runs.append((start, stop, source))
         return runs
 
@@ -206,15 +199,14 @@ class BlocksBase:
 
     def _check(self, memory: memoryview, first: int) -> None:
         """ChecksumMismatch unless `memory` holds the blocks from `first` on as they were sealed."""
-        size = self.block_bytes
+        size, sealed = self.block_bytes, self._places["checksum"][first:].tolist()
         for index in range(len(memory) // size):
             found = xxhash.xxh3_64_intdigest(memory[index * size : (index + 1) * size])
-            if found != int(self._checksums[first + index]):
+            if found != sealed[index]:
                 page = self.first_page + first + index
                 raise self._count(
                     ChecksumMismatch(
-                        f"page {page}: xxh3 is {found:016x}, sealed as "
-                        f"{int(self._checksums[first + index]):016x}"
+                        f"page {page}: xxh3 is {found:016x}, sealed as {sealed[index]:016x}"
                     )
                 )
 
@@ -227,7 +219,8 @@ class BlocksBase:
         """TornBlock where a block that was read in place is not the sealed one any more."""
         torn = 0
         for view, rows in self._groups:
-            stands = view.stands(self._offsets[rows], self._generations[rows])
+            here = self._places[rows]
+            stands = view.stands(here["slot"], here["generation"])
             torn += len(stands) - int(np.count_nonzero(stands))
         if torn:
             raise self._count(TornBlock(f"{torn} of {len(self)} blocks were given up meanwhile"))
@@ -250,9 +243,9 @@ class BlocksBase:
             return self._memory[index * self.block_bytes : (index + 1) * self.block_bytes]
         assert self._views is not None
         if self._rows is None:
-            self._rows = list(zip(self._segments.tolist(), self._offsets.tolist(), strict=True))
-        segment_id, offset = self._rows[index]
-        return self._views[segment_id].block(offset, self.block_bytes)
+            self._rows = [(segment, slot) for segment, slot, _, _ in self._places.tolist()]
+        segment_id, slot = self._rows[index]
+        return self._views[segment_id].block(slot, self.block_bytes)
 
     def _need_loaded(self) -> None:
         if not self.is_loaded and not self._load_from_cache():

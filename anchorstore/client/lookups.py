@@ -55,6 +55,11 @@ class Found:
     reply: store.LookupResponse | None = None
     expires_at: float = 0.0
 
+    @property
+    def was_answered(self) -> bool:
+        """Whether a daemon answered, other than that the namespace is turned off."""
+        return not self.miss or (self.miss in MISS_OF_REPLY.values() and self.miss != "disabled")
+
 
 def lookup(
     session: Session,
@@ -173,8 +178,9 @@ def take_pending(session: Session, attachment: Attachment) -> list[int]:
 
 
 def flush(session: Session, until: float) -> Steps[None]:
-    """Ends the leases that wait, in calls of their own; those of a lost session have ended."""
-    if not session.pending or session.is_closed or not session.is_bound:
+    """Ends the leases that wait and tells of direct reads, in calls of their own; the leases of a
+    lost session have ended."""
+    if not session.has_news or session.is_closed or not session.is_bound:
         return
     if (yield from session.enter(until)):
         return
@@ -185,6 +191,7 @@ def flush(session: Session, until: float) -> Steps[None]:
             leases = take_pending(session, attachment)
             if leases:
                 yield from _release(session, attachment, leases, until)
+        yield from _touch(session, until)
     except LeaseError as error:
         log.debug("%s: leases ended with their session: %s", session.address, error)
     except ConnectFailed as error:  # they have ended with it; the next call dials anew at once
@@ -199,6 +206,18 @@ def _release(
     request = store.ReleaseRequest(session_id=attachment.session_id, lease_ids=leases)
     body = (request.SerializeToString(),)
     yield from session.call(Method.RELEASE, lambda _: body, until, pinned=attachment, attempts=1)
+
+
+def _touch(session: Session, until: float) -> Steps[None]:
+    """Names the pages that were read by way of the hints."""
+    direct, attachment = session.direct, session.attachment
+    if direct is None or attachment is None or not session.is_bound:
+        return
+    hashes = direct.take_touched(attachment.max_pages)
+    if hashes:
+        request = store.TouchRequest(session_id=attachment.session_id, path_hashes=hashes)
+        body = (request.SerializeToString(),)
+        yield from session.call(Method.TOUCH, lambda _: body, until, pinned=attachment, attempts=1)
 
 
 def renew(session: Session, attachment: Attachment, lease_id: int, until: float) -> Steps[float]:

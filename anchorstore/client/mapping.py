@@ -41,10 +41,12 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 @dataclasses.dataclass(slots=True)
 class Mapped:
-    """What a Map brought: memory by segment id, and the staging memory where it was asked for."""
+    """What a Map brought: memory by segment id, and the staging memory and the hints where they
+    were asked for (no hints: the daemon keeps none)."""
 
     segments: dict[int, mmap.mmap]
     staging: mmap.mmap | None = None
+    hints: mmap.mmap | None = None
 
 
 class SegmentCache:
@@ -101,6 +103,8 @@ def fetch(address: UnixAddress, asked: Map, clock: Clock) -> Mapped:
         for chunk in _chunks(asked.segment_ids):
             is_due = asked.staging and mapped.staging is None
             link.map(mapped, asked.session_id, chunk, staging=is_due)
+        if asked.hints:
+            link.map_hints(mapped, asked.session_id)
     except TimeoutError as error:
         if isinstance(error, DeadlineExceeded):
             raise
@@ -164,6 +168,19 @@ class _Link:
                 mapped.segments[segment_id] = shm.map_segment(descriptor, size)
             if staging:
                 mapped.staging = shm.map_staging(self._descriptors[-1], reply.staging_bytes)
+        finally:
+            shm.close_all(self._descriptors)
+
+    def map_hints(self, mapped: Mapped, session_id: bytes) -> None:
+        """Adds the hints to `mapped`, where the daemon keeps any."""
+        reply = self.call(
+            Method.MAP, store.MapRequest(session_id=session_id, hints=True), store.MapResponse
+        )
+        try:
+            if len(self._descriptors) != bool(reply.hint_bytes):
+                raise InvalidRequest(f"map: {len(self._descriptors)} descriptors for the hints")
+            if reply.hint_bytes:
+                mapped.hints = shm.map_segment(self._descriptors[0], reply.hint_bytes)
         finally:
             shm.close_all(self._descriptors)
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anchorstore.client.counters import Counters
+from anchorstore.client.direct import DirectReader
 from anchorstore.client.effects import Call, Dial, Enter, Hangup, Steps
 from anchorstore.client.gate import Gate
 from anchorstore.client.mapping import SegmentCache
@@ -47,6 +48,7 @@ from anchorstore.errors import (
 from anchorstore.layout import Layout
 from anchorstore.transport.address import Address, UnixAddress
 from anchorstore.transport.frames import VERSION, Method
+from anchorstore.transport.segment import layout_key
 from anchorstore.wire.convert import layout_spec
 from anchorstore.wire.v1 import store_pb2 as store
 
@@ -107,11 +109,23 @@ class Session:
         self.staging, self.staging_memory = Staging(0), memoryview(b"")
         self.pending: collections.deque[tuple[Attachment, int]] = collections.deque()
         self.needs_kept: dict[tuple[object, ...], bytes] = {}  # encoded, see lookups.py
+        self.direct: DirectReader | None = None  # same host, while attached
 
     @property
     def is_local(self) -> bool:
         """Whether blocks are read in place."""
         return isinstance(self.address, UnixAddress)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether leases wait to be ended, or the daemon has not heard of direct reads."""
+        return bool(self.pending) or (self.direct is not None and bool(self.direct.touched))
+
+    def forget_news(self) -> None:
+        """Nobody is told."""
+        self.pending.clear()
+        if self.direct is not None:
+            self.direct.touched.clear()
 
     @property
     def can_attach(self) -> bool:
@@ -249,6 +263,19 @@ class Session:
         self.attachment, self._may_join, self.is_bound = attachment, True, False
         self.staging, self.staging_memory = Staging(attachment.staging_bytes), memoryview(b"")
         self.pending.clear()
+        self.direct = self._direct_reader(attachment)
+
+    def _direct_reader(self, attachment: Attachment) -> DirectReader | None:
+        """None for a remote client, and for one that joined: it knows no layouts."""
+        if not self.is_local or not self._layouts:
+            return None
+        return DirectReader(
+            attachment.boot_id,
+            self.cache,
+            tuple(layout_key(layout.digest(), layout.shard()) for layout in self._layouts),
+            self.block_bytes,
+            self.options.checksum_reads,
+        )
 
     def ended(self, attachment: Attachment) -> LeaseError:
         """Why handles of `attachment`, which is not the current one, are void."""
@@ -350,4 +377,5 @@ class Session:
         yield Hangup()
         self.pending.clear()
         self.cache.clear()
+        self.direct = None
         self.staging_memory = memoryview(b"")

@@ -40,6 +40,13 @@ class DramConfig:
         "refuse to start without them.",
         '"require" on hosts that reserve them (vm.nr_hugepages).',
     )
+    direct_reads: bool = setting(
+        values.switch(),
+        True,
+        "Whether engines of this host find blocks in shared memory, without a call (get).  Costs "
+        "some 11 bytes a block.",
+        "false where every read of a block must show in the daemon's counts.",
+    )
     prefault: bool = setting(
         values.switch(),
         True,

@@ -77,6 +77,8 @@ class Admin:
         response.draining = service.is_draining
         if domain is None:
             response.counters["staging_used_bytes"] = service.stagings.used_bytes
+            response.counters["hint_bytes"] = service.hints.nbytes
+            response.counters["hints_lost"] = service.hints.lost
         return response
 
     def list_pages(self, request: pb.ListRequest, peer: Peer) -> pb.ListResponse:
@@ -129,7 +131,9 @@ class Admin:
         """The kill switch of a namespace."""
         self._operator("set", request.token, peer)
         identity = Identity("", is_admin=True)
-        self._core.set_enabled(self._check_root(request.root_digest, identity), request.enabled)
+        root = self._check_root(request.root_digest, identity)
+        domain = self._core.set_enabled(root, request.enabled)
+        self._service.hints.turn_epoch(domain)
         return pb.SetNamespaceResponse()
 
     def remove(self, request: pb.RemoveRequest, peer: Peer) -> pb.RemoveResponse:
@@ -140,6 +144,7 @@ class Admin:
         if request.path_hash:
             path_hash = convert.check_digest("path_hash", request.path_hash)
         removed = self._core.remove(root, path_hash)
+        self._service.forget_gone()
         return pb.RemoveResponse(
             blocks_removed=removed.blocks_removed, blocks_leased=removed.blocks_leased
         )

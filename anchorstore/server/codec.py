@@ -79,6 +79,9 @@ def copy_plan(
         offsets=copies.offset,
         block_bytes=copies.block_bytes,
         generations=copies.generation,
+        path_hashes=copies.path_hash,
+        layout_keys=copies.layout_key,
+        lineage=copies.lineage,
         expected=expected,
     )
 
@@ -97,10 +100,7 @@ def lookup_response(result: LookupResult, lease_ttl_ms: int) -> pb.LookupRespons
         response.columns.add(
             layout=part.layout,
             first_page=part.first_page,
-            segments=part.segments.tobytes(),
-            offsets=part.offsets.tobytes(),
-            generations=part.generations.tobytes(),
-            checksums=part.checksums.tobytes(),
+            places=part.places.tobytes(),
         )
     return response
 

@@ -79,6 +79,18 @@ COUNTERS = (
     ),
     CounterSpec("pages_evicted", "Pages evicted.", (), {"pages_evicted": ()}),
     CounterSpec(
+        "hints_lost",
+        "Hints that made way for others: their blocks are found by a call.",
+        (),
+        {"hints_lost": ()},
+    ),
+    CounterSpec(
+        "pages_touched",
+        "Pages that clients read by way of the hints, without a lookup.",
+        (),
+        {"pages_touched": ()},
+    ),
+    CounterSpec(
         "segments_reformatted",
         "Segments emptied to hold blocks of another size or domain.",
         (),
@@ -117,6 +129,7 @@ OTHER_COUNTERS = CounterSpec(
 
 GAUGES_AMONG_COUNTERS: Mapping[str, str] = {
     "staging_used_bytes": "Staging memory granted to sessions.",
+    "hint_bytes": "Memory of the hints, by which clients of this host find blocks without a call.",
     "reserved_pages": "Pages in open reservations.",
     "leased_blocks": "Blocks under read leases, counted once a need that names them.",
 }

@@ -33,6 +33,7 @@ from anchorstore.server.assembly import authenticator, service_limits, store_con
 from anchorstore.server.carriers import Carriers
 from anchorstore.server.core.store import Store
 from anchorstore.server.dispatch import Dispatcher
+from anchorstore.server.hints import BLOCKS_MAX, HintTables
 from anchorstore.server.housekeeping import keep_house
 from anchorstore.server.http import Health, HttpServer, routes_of
 from anchorstore.server.logs import make_logger
@@ -76,6 +77,7 @@ class Daemon:
         )
         self.core = Store(store_config(config), self.boot_id, secret=os.urandom(SECRET_BYTES))
         self.mover = Mover(self.tier, config.limits.mover_threads, config.limits.mover_queue)
+        self.hints = HintTables(self.tier, self.boot_id, BLOCKS_MAX if dram.direct_reads else 0)
         self.service = Service(
             core=self.core,
             tier=self.tier,
@@ -89,6 +91,7 @@ class Daemon:
             boot_id=self.boot_id,
             supervisor=self.supervisor,
             log=log,
+            hints=self.hints,
         )
         self.admin = Admin(
             self.service,
@@ -197,6 +200,7 @@ class Daemon:
         await self.supervisor.stop()
         self.mover.close()
         self.service.stagings.close()
+        self.hints.close()
         self.tier.close()
 
 

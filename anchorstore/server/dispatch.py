@@ -104,6 +104,7 @@ class Dispatcher:
             Method.LOOKUP: service.lookup,
             Method.RENEW: service.renew,
             Method.RELEASE: service.release,
+            Method.TOUCH: service.touch,
             Method.STATUS: admin.status,
             Method.LIST: admin.list_pages,
             Method.CHECK: admin.check,

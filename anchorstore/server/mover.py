@@ -4,7 +4,7 @@
 
     loop:     begin_seal -> CopyPlan --+                      +--> finish_seal(ok, checksums)
     threads:                           +-> slice -> slice -> -+
-              a block:  generation odd | copy | xxh3 of the POOL's bytes | compare | even
+              a block:  generation odd | copy | xxh3 of the POOL's bytes | compare | record | even
 
 The staging memory belongs to the writer and may change at any time, so what is hashed is what
 lies in the pool: the checksum names exactly the bytes that readers will get.  A block whose
@@ -26,6 +26,7 @@ import xxhash
 
 from anchorstore.errors import Overloaded
 from anchorstore.tiers.base import Tier
+from anchorstore.transport.segment import GENERATION, RECORD_BODY, RECORD_BYTES, RECORDS_OFFSET
 
 SLICE_BYTES_MIN = 512 * 1024  # below it, waking a second thread costs more than it saves
 RETRY_AFTER_MS = 20
@@ -41,6 +42,8 @@ class CopyPlan:
         segment_indices, slots, offsets: where it goes in the tier.
         block_bytes: its size.
         generations: the odd generation that marks it as being written.
+        path_hashes: u64[n, 4], layout_keys: u64[n], for the slot's record.
+        lineage: of all of them.
         expected: the writer's xxh3 of each block; None where it gave none.
     """
 
@@ -51,6 +54,9 @@ class CopyPlan:
     offsets: npt.NDArray[np.uint64]
     block_bytes: npt.NDArray[np.uint64]
     generations: npt.NDArray[np.uint32]
+    path_hashes: npt.NDArray[np.uint64]
+    layout_keys: npt.NDArray[np.uint64]
+    lineage: int
     expected: npt.NDArray[np.uint64] | None
 
     def __len__(self) -> int:
@@ -91,18 +97,22 @@ def copy_slice(tier: Tier, plan: CopyPlan, result: CopyResult, start: int, stop:
         plan.offsets[start:stop].tolist(),
         plan.block_bytes[start:stop].tolist(),
         plan.generations[start:stop].tolist(),
+        plan.layout_keys[start:stop].tolist(),
         strict=True,
     )
-    for row, (source, segment, slot, offset, size, generation) in enumerate(rows):
+    for row, (source, segment, slot, offset, size, generation, key) in enumerate(rows):
         assert generation % 2 == 1, f"slot {slot}: generation {generation} is not a writer's"
-        generations = tier.generations(segment)
-        generations[slot] = generation
-        target = tier.memory(segment)[offset : offset + size]
+        memory, record = tier.memory(segment), RECORDS_OFFSET + RECORD_BYTES * slot
+        GENERATION.pack_into(memory, record, generation)
+        target = memory[offset : offset + size]
         np.copyto(target, plan.source[source : source + size])
         checksum = xxhash.xxh3_64_intdigest(target)
         good = expected is None or checksum == expected[row]
         if good:
-            generations[slot] = generation + 1
+            path_hash = plan.path_hashes[start + row].tobytes()
+            body = (plan.lineage, key, checksum, path_hash)
+            RECORD_BODY.pack_into(memory, record + GENERATION.size, *body)
+            GENERATION.pack_into(memory, record, generation + 1)
         result.ok[start + row] = good
         result.checksums[start + row] = checksum
 

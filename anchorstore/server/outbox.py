@@ -2,7 +2,7 @@
 
 ::
 
-    send(bytes)               nothing waits  -> transport.write
+    send(bytes)               nothing waits  -> written at once, the rest by transport.write
     send(bytes, descriptors)  transport dry  -> one sendmsg on a duplicate of the socket
                               not yet        -> waits, and whatever follows waits behind it
 
@@ -44,13 +44,30 @@ class Outbox:
     def send(self, data: bytes, descriptors: list[int] | None = None) -> None:
         """Sends or queues; the descriptors are closed here once they have left."""
         if not descriptors and not self._waiting:
-            self._transport.write(data)
+            self._write(data)
             return
         self._waiting.append((data, descriptors or []))
         if len(self._waiting) == 1:
             self._flush()
             if self._waiting:
                 self._changed()
+
+    def _write(self, data: bytes) -> None:
+        """At once where nothing is queued: the peer wakes up while we clear the table, not when
+        the event loop comes round to what it has queued."""
+        transport = self._transport
+        if not transport.get_write_buffer_size() and not transport.is_closing():
+            try:
+                sent = os.write(transport.get_extra_info("socket").fileno(), data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                transport.abort()
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+        transport.write(data)
 
     def close(self) -> None:
         """Drops what waits."""

@@ -18,7 +18,10 @@ import numpy as np
 from anchorstore.clock import Clock
 from anchorstore.errors import InvalidRequest
 from anchorstore.server import codec
+from anchorstore.server.core.sealing import SEALED
 from anchorstore.server.core.store import Store
+from anchorstore.server.core.types import SealWork
+from anchorstore.server.hints import HintTables
 from anchorstore.server.mover import CopyResult, Mover
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
@@ -39,10 +42,16 @@ class Seals:
     """
 
     def __init__(
-        self, core: Store, tier: Tier, mover: Mover, clock: Clock, supervisor: Supervisor
+        self,
+        core: Store,
+        tier: Tier,
+        mover: Mover,
+        clock: Clock,
+        supervisor: Supervisor,
+        hints: HintTables,
     ) -> None:
         self._core, self._tier, self._mover, self._clock = core, tier, mover, clock
-        self._supervisor = supervisor
+        self._supervisor, self._hints = supervisor, hints
         self.in_flight = 0
 
     def seal(
@@ -58,6 +67,7 @@ class Seals:
             request.keep_open,
             self._clock.now(),
         )
+        self._hints.forget(self._core.take_gone())
         for action in work.formats:
             self._tier.format(action)
         rows = work.copies.request_index
@@ -65,28 +75,28 @@ class Seals:
         try:
             codec.check_staged(offsets, work.copies.block_bytes, staging)
         except InvalidRequest:
-            self._finish(work.ticket, _nothing_copied(len(rows)))
+            self._finish(work, _nothing_copied(len(rows)))
             raise
         if staging is None or not len(rows):
-            return self._finish(work.ticket, _nothing_copied(0))
+            return self._finish(work, _nothing_copied(0))
         expected = None if columns.checksums is None else columns.checksums[rows]
         plan = codec.copy_plan(staging.memory, offsets, work.copies, expected)
         copied = self._mover.copy(plan)
         answer: asyncio.Future[pb.SealResponse] = asyncio.get_running_loop().create_future()
         self.in_flight += 1
-        copied.add_done_callback(lambda copied: self._copied(work.ticket, copied, answer))
+        copied.add_done_callback(lambda copied: self._copied(work, copied, answer))
         return answer
 
     def _copied(
         self,
-        ticket: int,
+        work: SealWork,
         copied: asyncio.Future[CopyResult],
         answer: asyncio.Future[pb.SealResponse],
     ) -> None:
         """An error here or in a copy is a bug, whoever still waits: the supervisor is told."""
         self.in_flight -= 1
         try:
-            response = self._finish(ticket, copied.result())
+            response = self._finish(work, copied.result())
         except Exception as error:  # noqa: BLE001 - handed to the supervisor, whatever it is
             self._supervisor.fail("seal", error)
             answer.set_exception(error)
@@ -94,6 +104,9 @@ class Seals:
         else:
             answer.set_result(response)
 
-    def _finish(self, ticket: int, result: CopyResult) -> pb.SealResponse:
-        results = self._core.finish_seal(ticket, result.ok, result.checksums, self._clock.now())
+    def _finish(self, work: SealWork, result: CopyResult) -> pb.SealResponse:
+        now, rows = self._clock.now(), work.copies.request_index
+        results = self._core.finish_seal(work.ticket, result.ok, result.checksums, now)
+        sealed = np.frombuffer(results, np.uint8)[rows] == SEALED
+        self._hints.insert(work.domain, work.copies, np.flatnonzero(sealed))
         return pb.SealResponse(results=results)

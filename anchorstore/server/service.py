@@ -35,6 +35,7 @@ from anchorstore.keys import Namespace
 from anchorstore.server import codec
 from anchorstore.server.auth import Authenticator
 from anchorstore.server.core.store import Store
+from anchorstore.server.hints import HintTables
 from anchorstore.server.mover import Mover
 from anchorstore.server.peer import Carrier, Peer
 from anchorstore.server.seals import Seals
@@ -91,6 +92,7 @@ class Service:
         boot_id: bytes,
         supervisor: Supervisor,
         log: FilteringBoundLogger,
+        hints: HintTables,
     ) -> None:
         self.core, self.tier, self.mover, self.stagings = core, tier, mover, stagings
         self.auth, self.clock, self.limits, self.boot_id = auth, clock, limits, boot_id
@@ -98,7 +100,8 @@ class Service:
         self._session_numbers = itertools.count(1)
         self._sessions: dict[bytes, _Session] = {}
         self.is_draining = False
-        self.seals = Seals(core, tier, mover, clock, supervisor)
+        self.hints = hints
+        self.seals = Seals(core, tier, mover, clock, supervisor, hints)
 
     # ---- sessions ----
 
@@ -127,6 +130,7 @@ class Service:
         except AnchorStoreError:
             self.stagings.drop(session_id)
             raise
+        self._expect_hints(identity.domain, grant.blocks_max)
         sizes = tuple(layout.block_bytes() for layout in layouts)
         session = _Session(next(self._session_numbers), identity.domain, sizes)
         self._sessions[session_id] = session
@@ -148,6 +152,12 @@ class Service:
             write_ttl_ms=_milliseconds(self.limits.write_ttl_seconds),
             session_ttl_ms=_milliseconds(self.limits.session_ttl_seconds),
         )
+
+    def _expect_hints(self, domain: str, blocks: int) -> None:
+        try:
+            self.hints.expect(domain, blocks)
+        except OSError as error:  # blocks without hints cost a call, no more
+            self._log.warning("no memory for hints", domain=domain, error=str(error))
 
     def _note_opened(
         self, session: _Session, request: pb.AttachRequest, peer: Peer, staging_bytes: int
@@ -204,6 +214,10 @@ class Service:
                 self.core.connection_closed(session_id, now)
         peer.sessions.clear()
         self.forget_ended()
+
+    def forget_gone(self) -> None:
+        """Takes out the hints of blocks that are gone."""
+        self.hints.forget(self.core.take_gone())
 
     def forget_ended(self) -> None:
         """Takes back the staging memory of sessions that the core has ended."""
@@ -306,12 +320,21 @@ class Service:
         self.core.release(session_id, convert.lease_ids(request.lease_ids), self.clock.now())
         return pb.ReleaseResponse()
 
+    def touch(self, request: pb.TouchRequest, peer: Peer) -> pb.TouchResponse:
+        """Pages that were read by way of the hints."""
+        session_id = self.session_of(request, peer)
+        path_hashes = request.path_hashes
+        convert.hash_count(path_hashes, self.limits.pages_per_call)
+        self.core.touch(session_id, path_hashes, self.clock.now())
+        return pb.TouchResponse()
+
     # ---- bytes beside the messages ----
 
     def map(self, request: pb.MapRequest, peer: Peer) -> tuple[pb.MapResponse, list[int]]:
-        """Descriptors of segments of the session's domain, then of its staging memory."""
+        """Descriptors of segments of the session's domain, then of its staging memory and of the
+        domain's hints."""
         session_id = self.session_of(request, peer)
-        count = len(request.segment_ids) + request.staging
+        count = len(request.segment_ids) + request.staging + request.hints
         if count > DESCRIPTORS_MAX:
             raise InvalidRequest(f"map: {count} descriptors, limit {DESCRIPTORS_MAX} a call")
         staging = self.stagings.of(session_id) if request.staging else None
@@ -326,6 +349,11 @@ class Service:
         if staging is not None:
             descriptors.append(staging.descriptor)
             response.staging_bytes = staging.size_bytes
+        domain = self._sessions[session_id].domain
+        hints = self.hints.memory_of(domain) if request.hints else None
+        if hints is not None:
+            descriptors.append(hints.descriptor)
+            response.hint_bytes = len(hints.memory)
         return response, descriptors
 
     def staging_of(self, request: pb.WriteRequest, peer: Peer) -> Staging:
@@ -340,27 +368,26 @@ class Service:
     ) -> tuple[pb.ReadResponse, list[npt.NDArray[np.uint8]]]:
         """Leased blocks of one need, as views of the pool, for a remote reader."""
         session_id = self.session_of(request, peer)
-        columns = self.core.leased_columns(
+        columns, kind = self.core.leased_columns(
             session_id, request.lease_id, request.need, self.clock.now()
         )
         first, stop = request.first, request.first + request.count
-        if stop > len(columns.offsets):
+        if stop > len(columns):
             raise InvalidRequest(
-                f"read: blocks {first} to {stop} of need {request.need}, which has "
-                f"{len(columns.offsets)}"
+                f"read: blocks {first} to {stop} of need {request.need}, which has {len(columns)}"
             )
-        size = self._sessions[session_id].block_bytes[columns.layout]
+        size = kind.block_bytes
         if request.count * size > PAYLOAD_BYTES_MAX:
             raise InvalidRequest(
                 f"read: {request.count * size} bytes, limit {PAYLOAD_BYTES_MAX} a call"
             )
         blocks = []
-        for row in range(first, stop):
+        for segment_id, slot, _, _ in columns.places[first:stop].tolist():
             try:
-                memory = self.tier.memory(self.tier.index_of(int(columns.segments[row])))
+                memory = self.tier.memory(self.tier.index_of(segment_id))
             except LookupError as error:
                 raise LeaseExpired(f"read: lease {request.lease_id} is over") from error
-            offset = int(columns.offsets[row])
+            offset = kind.first_slot_offset + slot * kind.slot_bytes
             blocks.append(memory[offset : offset + size])
         return pb.ReadResponse(block_bytes=size), blocks
 

@@ -27,7 +27,7 @@ def verify_step(tier: Tier, table: BlockTable) -> tuple[int, list[str]]:
     )
     for segment, slot, offset, size, generation, checksum in rows:
         found = xxhash.xxh3_64_intdigest(tier.memory(segment)[offset : offset + size])
-        if tier.generations(segment)[slot] != generation:
+        if tier.records(segment)["generation"][slot] != generation:
             continue
         if found == checksum:
             right += 1

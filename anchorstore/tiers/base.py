@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from anchorstore.transport.segment import Records
+
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all); may be called from another thread."""
 
@@ -46,8 +48,8 @@ class Tier(Protocol):
     def memory(self, index: int) -> npt.NDArray[np.uint8]:
         """All bytes of a segment, writable [segment_bytes]."""
 
-    def generations(self, index: int) -> npt.NDArray[np.uint32]:
-        """The generations of a formatted segment, writable [slots]."""
+    def records(self, index: int) -> Records:
+        """The records of a formatted segment's slots, writable [slots] of segment.RECORD."""
 
     def index_of(self, segment_id: int) -> int:
         """Where the segment with this id lies; LookupError for an id that is not in use."""

@@ -59,19 +59,27 @@ def _memfd(name: str, size: int, flags: int = 0) -> tuple[int, mmap.mmap]:
         raise
 
 
-class _Region:
-    """One memory file of the pool.  Mappings end with the last view of them."""
+class SealedMemory:
+    """A memory file that only the daemon can write.  Mappings end with the last view of them."""
 
-    def __init__(self, size: int, flags: int) -> None:
-        self.descriptor, mapping = _memfd("anchorstore-pool", size, flags)
+    def __init__(self, name: str, size: int, flags: int = 0) -> None:
+        self.descriptor, mapping = _memfd(name, size, flags)
         seals = _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE | _SEAL_SEAL
         fcntl.fcntl(self.descriptor, _F_ADD_SEALS, seals)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-        self.generations: npt.NDArray[np.uint32] | None = None
-        self.segment_id: int | None = None
 
     def close(self) -> None:
+        """Lets go of the descriptor."""
         os.close(self.descriptor)
+
+
+class _Region(SealedMemory):
+    """One memory file of the pool."""
+
+    def __init__(self, size: int, flags: int) -> None:
+        super().__init__("anchorstore-pool", size, flags)
+        self.records: segments_format.Records | None = None
+        self.segment_id: int | None = None
 
 
 def _populate(memory: npt.NDArray[np.uint8], start: int, stop: int) -> None:
@@ -177,7 +185,7 @@ class DramTier:
         shape = segments_format.SegmentShape(self.segment_bytes, action.slot_bytes)
         assert shape.slots == action.slots, (shape, action)
         assert action.segment_id not in self._index, action
-        region.generations = segments_format.format_segment(
+        region.records = segments_format.format_segment(
             memoryview(region.memory),
             self._boot_id,
             action.segment_id,
@@ -191,9 +199,9 @@ class DramTier:
         """See Tier."""
         return self._regions[index].memory
 
-    def generations(self, index: int) -> npt.NDArray[np.uint32]:
+    def records(self, index: int) -> segments_format.Records:
         """See Tier."""
-        found = self._regions[index].generations
+        found = self._regions[index].records
         assert found is not None, f"segment at {index} was never formatted"
         return found
 

@@ -57,6 +57,7 @@ class Method(enum.IntEnum):
     LOOKUP = 7
     RENEW = 8
     RELEASE = 9
+    TOUCH = 10
     MAP = 16
     WRITE = 17
     READ = 18
@@ -78,6 +79,7 @@ MESSAGES: dict[Method, tuple[type[Message], type[Message]]] = {
     Method.LOOKUP: (store.LookupRequest, store.LookupResponse),
     Method.RENEW: (store.RenewRequest, store.RenewResponse),
     Method.RELEASE: (store.ReleaseRequest, store.ReleaseResponse),
+    Method.TOUCH: (store.TouchRequest, store.TouchResponse),
     Method.MAP: (store.MapRequest, store.MapResponse),
     Method.WRITE: (store.WriteRequest, store.WriteResponse),
     Method.READ: (store.ReadRequest, store.ReadResponse),

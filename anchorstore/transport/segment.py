@@ -4,33 +4,58 @@
 
     0                64            first_slot_offset (multiple of 4096)
     +----------------+-------------+----------+----------+-----+
-    | header         | generations | slot 0   | slot 1   | ... |
-    | magic, ids     | u32 a slot  |          |          |     |
+    | header         | records     | slot 0   | slot 1   | ... |
+    | magic, ids     | 64 B a slot |          |          |     |
     +----------------+-------------+----------+----------+-----+
 
-A slot's generation is odd while it is written and even once sealed; it never repeats in a
-segment.  So a reader that holds (segment id, slot, generation) copies first and then looks: where
-the segment id and the generation still stand, the bytes are the sealed ones (a seqlock with one
-writer; x86-64 and aarch64 readers pair it with the lease, which keeps the slot from reuse).
+    record   generation u32 | lineage u8 | layout key u64 | checksum u64 | path hash
+
+A slot says itself what lies in it, so whoever knows only where to look can tell whether it is the
+block that it wants.  Its generation is odd while it is written and even once sealed; it never
+repeats in a segment.  So a reader notes the generation, compares the record, copies, and looks
+again: where the segment id and the generation still stand, the bytes are the sealed ones (a
+seqlock with one writer; on x86-64, which keeps the order of loads and of stores, no more is
+needed.  Elsewhere readers hold a lease, which keeps the slot from reuse, or check the checksum).
 Golden bytes: docs/formats.md, section 4.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import struct
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from anchorstore.errors import BootChanged, InvalidRequest, TornBlock
 
-MAGIC = b"ANCHSEG1"
+MAGIC = b"ANCHSEG2"
 HEADER = struct.Struct("<8s16sIIQII")  # magic, boot id, segment id, slots, slot bytes, first, zero
-GENERATIONS_OFFSET = 64
+RECORDS_OFFSET = 64
+RECORD = np.dtype(
+    [
+        ("generation", "<u4"),
+        ("lineage", "u1"),
+        ("zero", "u1", 3),
+        ("layout_key", "<u8"),
+        ("checksum", "<u8"),
+        ("path_hash", "<u8", 4),
+        ("rest", "<u8"),
+    ]
+)
+RECORD_BYTES = RECORD.itemsize
+GENERATION = struct.Struct("<I")  # a record's first field
+RECORD_BODY = struct.Struct("<B3xQQ32s")  # what follows: lineage, layout key, checksum, path hash
+PLACE = np.dtype([("segment", "<u4"), ("slot", "<u4"), ("generation", "<u4"), ("checksum", "<u8")])
+"""Where a sealed block lies, in answers and in the index: 20 bytes, without gaps."""
 ALIGN_BYTES = 4096
 
-assert HEADER.size <= GENERATIONS_OFFSET
+Places = npt.NDArray[Any]  # of PLACE
+Records = npt.NDArray[Any]  # of RECORD
+
+assert HEADER.size <= RECORDS_OFFSET and RECORD_BYTES == 64
 
 
 def align(size: int) -> int:
@@ -43,6 +68,13 @@ def slot_bytes_of(block_bytes: int) -> int:
     return align(block_bytes)
 
 
+def layout_key(layout_digest: bytes, shard: int) -> int:
+    """Names a layout and shard in a record: the first 8 bytes, little-endian, of the SHA-256 of
+    the layout digest (32 bytes) and the shard (u32, big-endian)."""
+    digest = hashlib.sha256(layout_digest + shard.to_bytes(4, "big")).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SegmentShape:
     """How many slots of one size a segment holds, and where they start.  All in bytes."""
@@ -52,27 +84,29 @@ class SegmentShape:
 
     @property
     def slots(self) -> int:
-        room = self.segment_bytes - GENERATIONS_OFFSET
-        slots = max(0, room // (self.slot_bytes + 4))
-        while slots and align(GENERATIONS_OFFSET + 4 * slots) + slots * self.slot_bytes > (
-            self.segment_bytes
-        ):
+        room = self.segment_bytes - RECORDS_OFFSET
+        slots = max(0, room // (self.slot_bytes + RECORD_BYTES))
+        while slots and _records_end(slots) + slots * self.slot_bytes > self.segment_bytes:
             slots -= 1
         return slots
 
     @property
     def first_slot_offset(self) -> int:
-        return align(GENERATIONS_OFFSET + 4 * self.slots)
+        return _records_end(self.slots)
 
     def offset(self, slot: int) -> int:
         """Where slot number `slot` starts."""
         return self.first_slot_offset + slot * self.slot_bytes
 
 
+def _records_end(slots: int) -> int:
+    return align(RECORDS_OFFSET + RECORD_BYTES * slots)
+
+
 def format_segment(
     memory: memoryview, boot_id: bytes, segment_id: int, slot_bytes: int, first_generation: int
-) -> npt.NDArray[np.uint32]:
-    """Writes the header of a segment; returns its generations as a writable view [slots].
+) -> Records:
+    """Writes the header of a segment; returns its records as a writable view [slots] of RECORD.
 
     `first_generation` is even and above every generation that this memory has shown before.
     """
@@ -80,12 +114,13 @@ def format_segment(
     assert shape.slots > 0, f"no slot of {slot_bytes} bytes fits a segment of {len(memory)}"
     assert first_generation % 2 == 0, first_generation
     memory[: HEADER.size] = bytes(HEADER.size)  # a reader of the old segment sees it end first
-    generations = np.frombuffer(memory, np.uint32, shape.slots, GENERATIONS_OFFSET)
-    generations[:] = first_generation
+    records = np.frombuffer(memory, RECORD, shape.slots, RECORDS_OFFSET)
+    records.view(np.uint8)[:] = 0
+    records["generation"] = first_generation
     memory[: HEADER.size] = HEADER.pack(
         MAGIC, boot_id, segment_id, shape.slots, slot_bytes, shape.first_slot_offset, 0
     )
-    return generations
+    return records
 
 
 class SegmentView:
@@ -107,25 +142,51 @@ class SegmentView:
                 f"its {len(memory)} bytes"
             )
         self.slots, self.slot_bytes, self.first_slot_offset = slots, slot_bytes, first
-        self._generations = np.frombuffer(memory, np.uint32, slots, GENERATIONS_OFFSET)
+        self._generations = np.frombuffer(self.memory, RECORD, slots, RECORDS_OFFSET)["generation"]
 
     def _header(self) -> tuple[bytes, bytes, int, int, int, int, int]:
         return HEADER.unpack_from(self.memory)
 
-    def block(self, offset: int, block_bytes: int) -> memoryview:
-        """The block at `offset`, in place, read-only; InvalidRequest outside the slots."""
-        if not self.first_slot_offset <= offset <= len(self.memory) - block_bytes:
-            raise InvalidRequest(f"segment {self.segment_id}: no block at offset {offset}")
+    def block(self, slot: int, block_bytes: int) -> memoryview:
+        """The block in a slot, in place, read-only; InvalidRequest outside the slots."""
+        if not 0 <= slot < self.slots or block_bytes > self.slot_bytes:
+            raise InvalidRequest(
+                f"segment {self.segment_id}: no block of {block_bytes} bytes in slot {slot} of "
+                f"{self.slots}"
+            )
+        offset = self.first_slot_offset + slot * self.slot_bytes
         return self.memory[offset : offset + block_bytes]
 
+    def record(self, slot: int) -> tuple[int, int, int, int, bytes] | None:
+        """Generation, lineage, layout key, checksum and path hash that a slot shows; None for a
+        slot that the segment does not have, or where it is another one by now."""
+        if slot >= self.slots or self._header()[2] != self.segment_id:
+            return None
+        place = RECORDS_OFFSET + RECORD_BYTES * slot
+        [generation] = GENERATION.unpack_from(self.memory, place)
+        lineage, key, checksum, path_hash = RECORD_BODY.unpack_from(
+            self.memory, place + GENERATION.size
+        )
+        return generation, lineage, key, checksum, path_hash
+
+    def run(self, slot: int, count: int, block_bytes: int) -> npt.NDArray[np.uint8]:
+        """The blocks in `count` slots side by side, in place, read-only [count, block_bytes]."""
+        offset = self.first_slot_offset + slot * self.slot_bytes
+        shape, strides = (count, block_bytes), (self.slot_bytes, 1)
+        return np.ndarray(shape, np.uint8, self.memory, offset, strides)
+
+    def slot_stands(self, slot: int, generation: int) -> bool:
+        """Whether what was read in the slot since it showed `generation` is what it showed."""
+        [found] = GENERATION.unpack_from(self.memory, RECORDS_OFFSET + RECORD_BYTES * slot)
+        return bool(found == generation and self._header()[2] == self.segment_id)
+
     def stands(
-        self, offsets: npt.NDArray[np.uint64], generations: npt.NDArray[np.uint32]
+        self, slots: npt.NDArray[np.uint32], generations: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
         """Per block [n]: whether the bytes read there are still the sealed ones."""
         if self._header()[2] != self.segment_id:
-            return np.zeros(len(offsets), np.bool_)
-        slots = (offsets - np.uint64(self.first_slot_offset)) // np.uint64(self.slot_bytes)
-        found: npt.NDArray[np.bool_] = self._generations[slots.astype(np.intp)] == generations
+            return np.zeros(len(slots), np.bool_)
+        found: npt.NDArray[np.bool_] = self._generations[slots] == generations
         return found
 
     def release(self) -> None:

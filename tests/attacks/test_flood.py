@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from anchorstore import errors
@@ -20,6 +21,7 @@ from anchorstore.server import dispatch
 from anchorstore.server.local import CALLS_PER_TURN
 from anchorstore.transport import frames
 from anchorstore.transport.frames import HEADER_BYTES, Kind, Method, Parser
+from anchorstore.transport.segment import PLACE
 from anchorstore.wire.v1 import store_pb2 as pb
 from tests.integration.harness import WAIT_SECONDS, Engine, Running, Wire, chain, config_of, running
 
@@ -102,7 +104,7 @@ def test_maps_whose_answers_nobody_reads_take_no_descriptors(daemon: Running) ->
     engine = Engine(daemon.socket)
     hashes = chain(engine.grant.root_digest, [1])
     engine.put(hashes)
-    segment = int.from_bytes(engine.lookup(hashes).columns[0].segments[:4], "little")
+    segment = int(np.frombuffer(engine.lookup(hashes).columns[0].places, PLACE)["segment"][0])
     request = pb.MapRequest(session_id=engine.session_id, segment_ids=[segment] * 250)
     flooder, most = Engine(daemon.socket), 0
     flooder.wire.call(Method.JOIN, pb.JoinRequest(protocol_version=1, session_id=engine.session_id))

@@ -29,7 +29,7 @@ from anchorstore.server.daemon import Daemon, new_event_loop
 from anchorstore.server.logs import make_logger
 from anchorstore.transport import frames
 from anchorstore.transport.frames import Kind, Method
-from anchorstore.transport.segment import SegmentView
+from anchorstore.transport.segment import PLACE, SegmentView
 from anchorstore.wire import convert, status
 from anchorstore.wire.v1 import store_pb2 as pb
 
@@ -290,10 +290,8 @@ class Engine:
 
     def read(self, columns: pb.BlockColumns) -> list[bytes]:
         """The blocks of one need, through mapped segments, generations checked."""
-        segments = np.frombuffer(columns.segments, "<u4")
-        offsets = np.frombuffer(columns.offsets, "<u8")
-        generations = np.frombuffer(columns.generations, "<u4")
-        ids = sorted(set(segments.tolist()))
+        places = np.frombuffer(columns.places, PLACE)
+        ids = sorted(set(places["segment"].tolist()))
         answer = self.map(ids)
         descriptors, self.wire.descriptors = self.wire.descriptors, []
         views = {}
@@ -302,10 +300,10 @@ class Engine:
             views[number] = SegmentView(memoryview(memory), self.grant.boot_id, number)
         size = self.grant.layouts[columns.layout].block_bytes
         blocks = []
-        for row, number in enumerate(segments.tolist()):
-            view = views[number]
-            assert view.stands(offsets[row : row + 1], generations[row : row + 1]).all()
-            blocks.append(bytes(view.block(int(offsets[row]), size)))
+        for row, (number, slot, _, _) in enumerate(places.tolist()):
+            view, place = views[number], places[row : row + 1]
+            assert view.stands(place["slot"], place["generation"]).all()
+            blocks.append(bytes(view.block(slot, size)))
         return blocks
 
     def close(self) -> None:

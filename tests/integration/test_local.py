@@ -18,6 +18,7 @@ import pytest
 from anchorstore import errors
 from anchorstore.transport import frames
 from anchorstore.transport.frames import Kind, Method
+from anchorstore.transport.segment import PLACE
 from anchorstore.wire.v1 import store_pb2 as pb
 from tests.integration.harness import (
     ANCHOR,
@@ -241,7 +242,8 @@ def test_map_of_many_segments_among_other_calls_keeps_answers_in_place(daemon: R
         engine.call(Method.SEAL, pb.SealRequest, reservation_id=reserved.reservation_id, **columns)
     hit = engine.lookup(hashes)
     assert hit.boundary_pages == 60
-    ids = sorted({int(i) for part in hit.columns for i in np.frombuffer(part.segments, "<u4")})
+    places = np.concatenate([np.frombuffer(part.places, PLACE) for part in hit.columns])
+    ids = sorted(set(places["segment"].tolist()))
     calls: list[tuple[Method, int]] = []
     for _ in range(20):
         lookup = pb.LookupRequest(session_id=engine.session_id, path_hashes=hashes)

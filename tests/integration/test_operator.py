@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from anchorstore.cli.main import main
 from anchorstore.keys import path_hashes
+from anchorstore.transport.segment import PLACE, SegmentShape
 from tests.integration.harness import Engine, Running, config_of, running
 from tests.integration.test_remote import certificate
 
@@ -121,9 +123,11 @@ def test_check_of_a_filled_daemon_verifies_every_block(daemon: Running, engine: 
 def test_check_of_damaged_bytes_exits_with_1(daemon: Running, engine: Engine) -> None:
     hashes = path_hashes(engine.grant.root_digest, TOKENS)
     columns = engine.lookup(hashes, margin_pages=1).columns[0]
-    segment = int.from_bytes(columns.segments[:4], "little")
-    offset = int.from_bytes(columns.offsets[:8], "little")
+    segment, slot, _, _ = np.frombuffer(columns.places, PLACE)[0].tolist()
     memory = daemon.daemon.tier.memory(daemon.daemon.tier.index_of(segment))
+    grant = engine.grant.layouts[0]
+    shape = SegmentShape(daemon.daemon.tier.segment_bytes, grant.slot_bytes)
+    offset = shape.offset(slot)
     memory[offset] ^= 1
     code, out = say(daemon, "check", "--checksums")
     memory[offset] ^= 1

@@ -21,6 +21,7 @@ import xxhash
 from anchorstore import errors
 from anchorstore.transport import frames
 from anchorstore.transport.frames import Kind, Method
+from anchorstore.transport.segment import PLACE
 from anchorstore.wire.v1 import admin_pb2
 from anchorstore.wire.v1 import store_pb2 as pb
 from tests.integration.harness import (
@@ -138,7 +139,7 @@ def test_domains_on_one_daemon_neither_match_nor_read_each_other(daemon: Running
     hit = a.lookup(hashes)
     for other in (b, local):
         assert other.lookup(hashes).miss == pb.MISS_REASON_NOT_STORED
-    segments = np.frombuffer(hit.columns[0].segments, "<u4").tolist()
+    segments = np.frombuffer(hit.columns[0].places, PLACE)["segment"].tolist()
     with pytest.raises(errors.InvalidRequest) as foreign:
         local.map(segments[:1])
     with pytest.raises(errors.InvalidRequest) as absent:

@@ -39,7 +39,7 @@ class Block:
     kind: Kind
     page: Key | None
     segment: int
-    place: tuple[int, int, int]  # segment id, offset, generation
+    place: tuple[int, int, int]  # segment id, slot, generation
     checksum: int
     lineage: int
     leases: int = 0

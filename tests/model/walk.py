@@ -108,10 +108,8 @@ class Walk(WritingWalk):
     ) -> None:
         for found, part, pages in zip(columns, blocks, reads, strict=True):
             assert found.first_page == pages.start
-            sets = (found.segments, found.offsets, found.generations)
-            places = list(zip(*(column.tolist() for column in sets), strict=True))
-            assert places == [block.place for block in part]
-            assert found.checksums.tolist() == [block.checksum for block in part]
+            expected = [(*block.place, block.checksum) for block in part]
+            assert found.places.tolist() == expected
 
     def release(self) -> None:
         if (session := self.pick_session()) is not None:
@@ -135,8 +133,9 @@ class Walk(WritingWalk):
             return
         for lease_id, (blocks, _) in session.leases.items():
             for need, part in enumerate(blocks):
-                found = self.store.leased_columns(session.session_id, lease_id, need, self.now)
-                assert found.checksums.tolist() == [block.checksum for block in part]
+                found, _ = self.store.leased_columns(session.session_id, lease_id, need, self.now)
+                checksums = found.places["checksum"].tolist()
+                assert checksums == [block.checksum for block in part]
         refused = False
         try:
             self.store.leased_columns(session.session_id, 999_999, 0, self.now)
@@ -220,8 +219,12 @@ class Walk(WritingWalk):
     # ---- comparing ----
 
     def check(self) -> None:
-        """No invariant broken."""
+        """No invariant broken, and what readers may find is what the index holds."""
         assert self.store.check() == []
+        for gone in self.store.take_gone():
+            self.findable -= {(gone.segment_id, slot) for slot in gone.slots.tolist()}
+        blocks = (block for page in self.naive.pages.values() for block in page.blocks.values())
+        assert self.findable == {block.place[:2] for block in blocks}
 
     def compare(self) -> None:
         """No invariant broken, the same pages on both sides, the same bytes charged."""

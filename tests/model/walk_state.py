@@ -102,6 +102,8 @@ class WalkState:
         self.kinds: dict[tuple[str, int], Kind] = {}
         self.lately: collections.deque[list[bytes]] = collections.deque(maxlen=8)
         self.made = 0
+        self.findable: set[tuple[int, int]] = set()
+        """(segment id, slot) of what was sealed and has not been reported gone."""
 
     # ---- drawing ----
 

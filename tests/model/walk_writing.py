@@ -123,7 +123,7 @@ class WritingWalk(WalkState):
         for form in work.formats:
             segment = self.naive.pool.segments.get(form.segment_id)
             assert segment is None or (form.index, form.slots) == (segment.index, segment.slots)
-        columns = (copies.segment_id, copies.offset, copies.generation + 1)
+        columns = (copies.segment_id, copies.slot, copies.generation + 1)
         places = list(zip(*(column.tolist() for column in columns), strict=True))
         self.tickets[work.ticket] = Ticket(
             session,
@@ -187,6 +187,9 @@ class WritingWalk(WalkState):
             ticket_id, np.array(copied, np.bool_), np.array(checksums, np.uint64), self.now
         )
         self._expect_finish(ticket, copied, checksums)
+        self.findable |= {
+            place[:2] for index, *_, place in ticket.copies if answer[index] == Sealed.SEALED
+        }
         assert list(answer) == ticket.results, (list(answer), ticket.results)
 
     def _expect_finish(self, ticket: Ticket, copied: list[bool], checksums: list[int]) -> None:

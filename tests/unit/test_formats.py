@@ -26,8 +26,8 @@ from anchorstore.layout import (
     StateLayout,
     layout_from_cbor,
 )
-from anchorstore.transport import frames
-from anchorstore.transport.segment import SegmentShape, SegmentView, format_segment
+from anchorstore.transport import frames, hints
+from anchorstore.transport.segment import SegmentShape, SegmentView, format_segment, layout_key
 from anchorstore.weights import weights_digest
 from anchorstore.wire.v1 import store_pb2
 
@@ -59,6 +59,7 @@ CHECKED = {
     "block-anchor",
     "block-kv",
     "segment",
+    "hints",
     "frame-request",
     "frame-error",
     "weights",
@@ -172,11 +173,32 @@ def test_segment_on_the_page_has_this_header() -> None:
     format_segment(memory, boot, ident, slot_bytes, generation)
     first = int(v["first_slot_offset"])
     assert memory[:64] == raw(v, "header")
-    assert memory[64 : 64 + 4 * slots] == raw(v, "generations") == struct.pack("<I", 2) * slots
+    assert memory[64 : 64 + 64 * slots] == raw(v, "records") * slots
     assert SegmentShape(len(memory), slot_bytes).first_slot_offset == first
-    header = b"ANCHSEG1" + boot + struct.pack("<IIQII", ident, slots, slot_bytes, first, 0)
+    header = b"ANCHSEG2" + boot + struct.pack("<IIQII", ident, slots, slot_bytes, first, 0)
     assert raw(v, "header") == header.ljust(64, b"\x00")
-    assert SegmentView(memory, boot, ident).slots == slots
+    view = SegmentView(memory, boot, ident)
+    assert view.slots == slots
+    memory[64:128] = raw(v, "sealed_record")
+    key = layout_key(raw(v, "sealed_layout_digest"), int(v["sealed_shard"], 16))
+    numbers = (int(v["sealed_generation"]), int(v["sealed_lineage"]), key)
+    last = (int(v["sealed_checksum"], 16), raw(v, "sealed_path_hash"))
+    assert view.record(0) == (*numbers, *last)
+
+
+def test_hints_on_the_page_have_these_bytes() -> None:
+    v = VECTORS["hints"]
+    buckets, boot, key = int(v["buckets"]), raw(v, "boot_id"), int(v["layout_key"], 16)
+    memory = memoryview(bytearray(hints.table_bytes(buckets)))
+    entries = hints.format_table(memory, boot, buckets)
+    assert memory[:64] == raw(v, "header")
+    place = (int(v["segment_id"]), int(v["slot"]))
+    entries[int(v["bucket"]), 5] = int(v["entry"], 16)
+    assert hints.HintView(memory, boot).find(raw(v, "path_hash"), key) == [place]
+    word = np.frombuffer(raw(v, "path_hash")[:8], np.uint64)
+    bucket, tag = hints.places(word, np.array([key], np.uint64), buckets)
+    position = hints.positions(*(np.array([number], np.uint32) for number in place))
+    assert (bucket[0], tag[0] | position[0]) == (int(v["bucket"]), int(v["entry"], 16))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import numpy as np
 from anchorstore.server.core.columns import Table
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.types import U8, U16, U32, U64
+from anchorstore.transport.segment import PLACE, Places
 
 CHAIN_LIMIT = 64
 """Blocks of one page.  Tensor parallelism over 16 ranks in three layouts fits."""
@@ -30,34 +31,46 @@ CHAIN_LIMIT = 64
 class Blocks(Table):
     """Blocks as rows.  Row 0 is no block: kind 0, lineage 0, next 0.
 
-    Columns: page (row, 0 = detached), next (row), kind (id), segment (id), slot, generation
-    (even), checksum (xxh3), lineage, leases (count).  35 bytes a block.
+    Columns: page (row, 0 = detached), next (row), kind (id), place (segment id, slot, generation,
+    even, and xxh3, side by side because answers name them together), lineage, leases (count).
+    35 bytes a block.
     """
 
     COLUMNS = (
         ("page", np.uint32, 1),
         ("next", np.uint32, 1),
         ("kind", np.uint16, 1),
-        ("segment", np.uint32, 1),
-        ("slot", np.uint32, 1),
-        ("generation", np.uint32, 1),
-        ("checksum", np.uint64, 1),
+        ("place", PLACE, 1),
         ("lineage", np.uint8, 1),
         ("leases", np.uint32, 1),
     )
     page: U32
     next: U32
     kind: U16
-    segment: U32
-    slot: U32
-    generation: U32
-    checksum: U64
+    place: Places
     lineage: U8
     leases: U32
 
     def __init__(self) -> None:
         super().__init__()
         self.version = 0  # changes whenever a chain changes
+
+    @property
+    def segment(self) -> U32:
+        """Of each row, as a view of `place`; so are the next three."""
+        return self.place["segment"]
+
+    @property
+    def slot(self) -> U32:
+        return self.place["slot"]
+
+    @property
+    def generation(self) -> U32:
+        return self.place["generation"]
+
+    @property
+    def checksum(self) -> U64:
+        return self.place["checksum"]
 
     def find(self, index: PageIndex, pages: U32, kinds: Sequence[int]) -> list[U32]:
         """Per kind, each named once: the block row of each page row [n]; 0 where there is none."""

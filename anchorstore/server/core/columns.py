@@ -81,7 +81,7 @@ def grown(column: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
 class Table:
     """Base of the tables: names its columns in `COLUMNS`, takes and gives rows."""
 
-    COLUMNS: tuple[tuple[str, type[np.generic], int], ...] = ()
+    COLUMNS: tuple[tuple[str, npt.DTypeLike, int], ...] = ()
     """(attribute, dtype, width); width 1 is a flat column."""
 
     def __init__(self) -> None:

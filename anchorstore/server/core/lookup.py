@@ -16,7 +16,7 @@ import numpy as np
 from anchorstore.errors import CapacityFull, InvalidRequest, LeaseExpired
 from anchorstore.server.core import requests
 from anchorstore.server.core.planning import Plan, Plans, columns_of_needs
-from anchorstore.server.core.sessions import Session
+from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import BlockColumns, LookupResult, Miss, Need
 
@@ -79,8 +79,10 @@ def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResul
     )
 
 
-def leased_columns(state: State, session: Session, lease_id: int, need: int) -> BlockColumns:
-    """Where the blocks of one need of a live lease lie."""
+def leased_columns(
+    state: State, session: Session, lease_id: int, need: int
+) -> tuple[BlockColumns, Kind]:
+    """Where the blocks of one need of a live lease lie, and what they are."""
     lease = state.leases.of_session(lease_id, session.session_id)
     if lease is None:
         raise LeaseExpired(f"lease {lease_id} has ended or is not this session's")
@@ -88,9 +90,9 @@ def leased_columns(state: State, session: Session, lease_id: int, need: int) -> 
         raise InvalidRequest(f"need {need} of {len(lease.blocks)}")
     rows, one = lease.blocks[need], slice(need, need + 1)
     [columns] = columns_of_needs(
-        state, session, lease.layouts[one], lease.first_pages[one], (rows,), rows.astype(np.intp)
+        state, lease.layouts[one], lease.first_pages[one], (rows,), rows.astype(np.intp)
     )
-    return columns
+    return columns, session.kinds[columns.layout]
 
 
 def renew(state: State, session: Session, lease_ids: Sequence[int], now: float) -> list[int]:
@@ -109,6 +111,16 @@ def release(state: State, session: Session, lease_ids: Sequence[int]) -> None:
     for lease_id in lease_ids:
         if state.leases.of_session(lease_id, session.session_id) is not None:
             end_lease(state, lease_id)
+
+
+def touch(state: State, session: Session, hashes: bytes) -> None:
+    """Uses pages that were read without a lookup; those that are gone change nothing."""
+    keys = requests.hash_columns(state.config, hashes)
+    if session.record.enabled:
+        pages = np.unique(state.index.probe(session.record.namespace_id, keys))
+        pages = pages[pages != 0]
+        state.touch(pages[np.argsort(state.index.page.take(pages), kind="stable")])
+        state.counters["pages_touched"] += len(pages)
 
 
 def end_lease(state: State, lease_id: int) -> None:

@@ -173,7 +173,7 @@ def make_plan(
         read,
         layouts,
         starts,
-        columns_of_needs(state, session, layouts, starts, read, held),
+        columns_of_needs(state, layouts, starts, read, held),
     )
 
 
@@ -183,7 +183,6 @@ def _nothing(hashes: bytes, seen: tuple[int, int], miss: Miss) -> Plan:
 
 def columns_of_needs(
     state: State,
-    session: Session,
     layouts: Sequence[int],
     first_pages: Sequence[int],
     blocks: Sequence[U32],
@@ -193,23 +192,13 @@ def columns_of_needs(
 
     Gathered for all needs at once, then cut; read-only, since several answers may share them.
     """
-    table = state.blocks
-    segments, generations = table.segment.take(rows), table.generation.take(rows)
-    checksums, offsets = table.checksum.take(rows), table.slot.take(rows).astype(np.uint64)
-    cuts, stop = [], 0
-    for layout, part in zip(layouts, blocks, strict=True):
-        cuts.append(slice(stop, stop := stop + len(part)))
-        kind, here = session.kinds[layout], offsets[cuts[-1]]
-        here *= kind.slot_bytes
-        here += kind.first_slot_offset
-    for array in (segments, offsets, generations, checksums):
-        array.flags.writeable = False
-    return [
-        BlockColumns(
-            layout, first_page, segments[cut], offsets[cut], generations[cut], checksums[cut]
-        )
-        for layout, first_page, cut in zip(layouts, first_pages, cuts, strict=True)
-    ]
+    places, stop = state.blocks.place.take(rows), 0
+    places.flags.writeable = False
+    found = []
+    for layout, first_page, part in zip(layouts, first_pages, blocks, strict=True):
+        start, stop = stop, stop + len(part)
+        found.append(BlockColumns(layout, first_page, places[start:stop]))
+    return found
 
 
 def _blocks_of_needs(

@@ -37,9 +37,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from anchorstore.layout import Component
-from anchorstore.server.core.types import U32, FormatSegment, StoreConfig
+from anchorstore.server.core.types import U32, FormatSegment, Gone, StoreConfig
 from anchorstore.tiers.slab import Slab
 from anchorstore.transport.segment import SegmentShape
+
+GONE_KEPT = 4096
 
 
 @dataclasses.dataclass(eq=False)
@@ -99,6 +101,7 @@ class Pool:
         self.by_id: dict[int, Segment] = {}
         self.unused = list(range(config.segments))[::-1]
         self.formats: list[FormatSegment] = []  # work for the shell, handed out by begin_seal
+        self._gone: list[Gone] = []  # handed out by take_gone
         self._next_segment_id = 1
         self._next_class_id = 1
 
@@ -165,7 +168,19 @@ class Pool:
     def give(self, segment_ids: U32, slots: U32) -> None:
         """Frees slots [n] of segments [n]."""
         for segment_id in np.unique(segment_ids).tolist():
-            self.by_id[segment_id].slab.give(slots[segment_ids == segment_id])
+            segment, mine = self.by_id[segment_id], slots[segment_ids == segment_id]
+            segment.slab.give(mine)
+            self._note_gone(segment, mine)
+
+    def withdraw(self, segment_ids: U32, slots: U32) -> None:
+        """Blocks in slots [n] of segments [n] are out of the index, but kept by leases."""
+        for segment_id in np.unique(segment_ids).tolist():
+            self._note_gone(self.by_id[segment_id], slots[segment_ids == segment_id])
+
+    def _note_gone(self, segment: Segment, slots: U32) -> None:
+        self._gone.append(Gone(segment.slot_class.domain, segment.segment_id, slots))
+        if len(self._gone) > GONE_KEPT:
+            del self._gone[0]
 
     def written(self, segment_ids: U32) -> None:
         """Ends the writing of one slot a segment id [n]."""
@@ -233,6 +248,11 @@ class Pool:
                 fresh_memory=fresh_memory,
             )
         )
+
+    def take_gone(self) -> list[Gone]:
+        """What has gone since the last call, in order; the oldest are lost where nobody asks."""
+        gone, self._gone = self._gone, []
+        return gone
 
     def take_formats(self) -> list[FormatSegment]:
         """The work that has gathered since the last call, in order."""

@@ -78,7 +78,8 @@ def begin_seal(
         reserving.close(state, reservation)
     state.note("begin_seal", ticket.ticket_id, len(results), "asked", len(copies), "copies")
     work_results = bytearray(results.tobytes())
-    return SealWork(ticket.ticket_id, work_results, state.pool.take_formats(), copies)
+    domain = session.record.namespace.domain
+    return SealWork(ticket.ticket_id, domain, work_results, state.pool.take_formats(), copies)
 
 
 def _unit_positions(reservation: Reservation, pages: U32, layouts: U8) -> Positions:
@@ -168,6 +169,9 @@ def _open_ticket(
         offset=offsets,
         block_bytes=np.array(sizes, np.uint64)[kind_here],
         generation=generations,
+        path_hash=reservation.path[ticket.pages + 1],
+        layout_key=np.array([kind.layout_key for kind in reservation.kinds], np.uint64)[kind_here],
+        lineage=reservation.lineage,
     )
     return ticket, copies
 

@@ -27,7 +27,7 @@ from anchorstore.layout import Component, Layout
 from anchorstore.server.core.leases import Deadlines
 from anchorstore.server.core.pool import Pool, SlotClass
 from anchorstore.server.core.types import ANY_LINEAGE, U8, U32, U64, StoreConfig
-from anchorstore.transport.segment import slot_bytes_of
+from anchorstore.transport.segment import layout_key, slot_bytes_of
 
 KINDS_MAX = 4096
 """Kinds alive at once; their ids are 16 bits wide."""
@@ -41,6 +41,7 @@ class Kind:
     key: tuple[str, Component, bytes, int]
     block_bytes: int
     first_slot_offset: int
+    layout_key: int
     slot_class: SlotClass
     sessions: int = 0
     blocks: int = 0
@@ -269,11 +270,12 @@ class Registry:
         return tuple(found)
 
     def _new_kind(self, key: tuple[str, Component, bytes, int], block_bytes: int) -> Kind:
-        domain, component, _, _ = key
+        domain, component, digest, shard = key
         slot_class = self.pool.class_of(domain, component, slot_bytes_of(block_bytes))
         slot_class.kinds += 1
         first = self.pool.shape(slot_class.slot_bytes).first_slot_offset
-        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class)
+        name = layout_key(digest, shard)
+        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, name, slot_class)
         self.kinds[key] = self.by_kind_id[kind.kind_id] = kind
         self.class_of_kind[kind.kind_id] = slot_class.class_id
         self.component_of_kind[kind.kind_id] = int(component)

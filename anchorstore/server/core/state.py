@@ -84,10 +84,10 @@ class State:
         self.next_id = 1  # reservations and tickets
         self._events: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=EVENTS_KEPT)
 
-    def expect(self, kinds: Sequence[Kind]) -> None:
+    def expect(self, kinds: Sequence[Kind]) -> int:
         """Makes the tables, while they are nearly empty, as long as the pool can fill them with
         these kinds: growing later would hold up every request for up to half a second.  Memory
-        that no row has touched costs nothing."""
+        that no row has touched costs nothing.  Returns how many blocks those are."""
         slots = [
             self.pool.allowed_segments(kind.component) * self.pool.shape(kind.slot_bytes).slots
             for kind in kinds
@@ -96,6 +96,7 @@ class State:
         if pages > 8 * len(self.index):
             self.index.expect(pages)
             self.blocks.expect(min(sum(slots), BLOCKS_EXPECTED_MAX))
+        return sum(slots)
 
     # ---- history ----
 
@@ -162,6 +163,8 @@ class State:
         self.blocks.next[kept] = 0
         for row in kept.tolist():
             self.detached[row] = record
+        if len(kept):
+            self.pool.withdraw(self.blocks.segment.take(kept), self.blocks.slot.take(kept))
         if len(kept) < len(blocks):
             self._free(blocks[~leased], record)
         return len(kept)

@@ -23,7 +23,7 @@ from anchorstore.server.core import lookup as reading
 from anchorstore.server.core.audit import BlockTable
 from anchorstore.server.core.check import violations
 from anchorstore.server.core.planning import Plans
-from anchorstore.server.core.sessions import Session
+from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import (
     U8,
@@ -32,6 +32,7 @@ from anchorstore.server.core.types import (
     BlockColumns,
     Bools,
     Explanation,
+    Gone,
     LookupResult,
     Need,
     PageList,
@@ -83,11 +84,12 @@ class Store:
         session = self._state.registry.attach(
             session_id, namespace, layouts, max_lineage, name, now
         )
-        self._state.expect(session.kinds)
+        blocks_max = self._state.expect(session.kinds)
         self._state.counters["sessions_opened"] += 1
         self._state.note("open", session_id.hex(), name)
         sizes = tuple(kind.slot_bytes for kind in session.kinds)
-        return SessionGrant(session.record.root_digest, sizes, session.record.max_lineage)
+        record = session.record
+        return SessionGrant(record.root_digest, sizes, record.max_lineage, blocks_max)
 
     def connection_opened(self, session_id: bytes, domain: str) -> None:
         """Binds a connection to a session; UnknownSession for a wrong id or a foreign domain."""
@@ -164,6 +166,11 @@ class Store:
         returns one `Sealed` a block that begin_seal was asked for."""
         return sealing.finish_seal(self._state, ticket, copied_ok, checksums)
 
+    def take_gone(self) -> list[Gone]:
+        """Blocks gone since the last call, in order; ask before the formats of a seal are carried
+        out.  Only hints hang on it: who asks late lets readers find what is gone a while longer."""
+        return self._state.pool.take_gone()
+
     def abort(self, session_id: bytes, reservation_id: int, now: float) -> None:
         """Gives a reservation back; one that has ended already is no error."""
         reservation = self._session(session_id, now).reservations.get(reservation_id)
@@ -198,8 +205,9 @@ class Store:
 
     def leased_columns(
         self, session_id: bytes, lease_id: int, need: int, now: float
-    ) -> BlockColumns:
-        """Where the blocks of one need of a lease lie; LeaseExpired where it has ended."""
+    ) -> tuple[BlockColumns, Kind]:
+        """Where the blocks of one need of a lease lie, and what they are; LeaseExpired where it
+        has ended."""
         session = self._session(session_id, now)
         return reading.leased_columns(self._state, session, lease_id, need)
 
@@ -217,6 +225,10 @@ class Store:
         for segment in found:
             segment.holders.add(session_id)
         return [segment.index for segment in found]
+
+    def touch(self, session_id: bytes, hashes: bytes, now: float) -> None:
+        """Pages [32 n bytes] that were read without a lookup, for the eviction's order."""
+        reading.touch(self._state, self._session(session_id, now), hashes)
 
     # ---- time and pressure ----
 
@@ -258,12 +270,14 @@ class Store:
         """How far a prefix matches and why it ends there."""
         return reports.explain(self._state, root, hashes)
 
-    def set_enabled(self, root: bytes, enabled: bool) -> None:
-        """The kill switch: a namespace that is off misses every lookup, declines every write."""
+    def set_enabled(self, root: bytes, enabled: bool) -> str:
+        """The kill switch: a namespace that is off misses every lookup, declines every write.
+        Returns its domain."""
         record = self._state.registry.namespace_of_root(root)
         record.enabled = enabled
         self._state.note("enabled" if enabled else "disabled", root.hex())
         self._state.registry.forget_namespace_if_idle(record)
+        return record.namespace.domain
 
     def remove(self, root: bytes, path_hash: bytes | None) -> Removed:
         """Removes a namespace's blocks, or those of one page and of all that continue it."""

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorstore.layout import Component
+from anchorstore.transport.segment import Places
 
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
@@ -175,11 +176,13 @@ Need = NeedAll | NeedWindow | NeedLast
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SessionGrant:
-    """What a session got.  `slot_bytes` has one entry a layout, in order."""
+    """What a session got.  `slot_bytes` has one entry a layout, in order; `blocks_max` of them all
+    fill the pool."""
 
     root_digest: bytes
     slot_bytes: tuple[int, ...]
     max_lineage: int
+    blocks_max: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -212,8 +215,9 @@ class FormatSegment:
 class Copies:
     """Work: one element a block to copy.  All arrays [n].
 
-    The mover writes `generation` (odd) to the slot's word before it copies `block_bytes` to
-    `offset` of the pool region `segment_index`, and `generation + 1` after the checksum.
+    The mover writes `generation` (odd) to the slot's record before it copies `block_bytes` to
+    `offset` of the pool region `segment_index`, then the rest of the record (`path_hash` u64[n, 4],
+    `layout_key`, `lineage`, the checksum), and `generation + 1` last.
     """
 
     request_index: U32
@@ -223,9 +227,21 @@ class Copies:
     offset: U64
     block_bytes: U64
     generation: U32
+    path_hash: U64
+    layout_key: U64
+    lineage: int
 
     def __len__(self) -> int:
         return len(self.slot)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gone:
+    """Slots of one segment whose blocks no reader shall find any more."""
+
+    domain: str
+    segment_id: int
+    slots: U32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -237,6 +253,7 @@ class SealWork:
     """
 
     ticket: int
+    domain: str
     results: bytearray
     formats: list[FormatSegment]
     copies: Copies
@@ -244,25 +261,15 @@ class SealWork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockColumns:
-    """Where the blocks of one need lie.  One element a page, from `first_page` on.
-
-    Attributes:
-        layout: position among the session's layouts.
-        segments: u32, segment ids.
-        offsets: u64, bytes from the start of the segment.
-        generations: u32, even.
-        checksums: u64, xxh3 of the block.  The arrays are read-only.
-    """
+    """Where the blocks of one need lie: `places` has one element a page, from `first_page` on,
+    and is read-only; `layout` is a position among the session's layouts."""
 
     layout: int
     first_page: int
-    segments: U32
-    offsets: U64
-    generations: U32
-    checksums: U64
+    places: Places
 
     def __len__(self) -> int:
-        return len(self.segments)
+        return len(self.places)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -254,20 +254,14 @@ class LookupRequest(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ..., needs: _Optional[_Iterable[_Union[Need, _Mapping]]] = ..., max_lineage: _Optional[int] = ..., margin_pages: _Optional[int] = ..., release_leases: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BlockColumns(_message.Message):
-    __slots__ = ("layout", "first_page", "segments", "offsets", "generations", "checksums")
+    __slots__ = ("layout", "first_page", "places")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
-    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
-    OFFSETS_FIELD_NUMBER: _ClassVar[int]
-    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     layout: int
     first_page: int
-    segments: bytes
-    offsets: bytes
-    generations: bytes
-    checksums: bytes
-    def __init__(self, layout: _Optional[int] = ..., first_page: _Optional[int] = ..., segments: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., checksums: _Optional[bytes] = ...) -> None: ...
+    places: bytes
+    def __init__(self, layout: _Optional[int] = ..., first_page: _Optional[int] = ..., places: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
     __slots__ = ("boundary_pages", "resume_pages", "lease_id", "lease_ttl_ms", "lineage", "columns", "miss")
@@ -313,25 +307,41 @@ class ReleaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TouchRequest(_message.Message):
+    __slots__ = ("session_id", "path_hashes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_HASHES_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    path_hashes: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ...) -> None: ...
+
+class TouchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class MapRequest(_message.Message):
-    __slots__ = ("session_id", "segment_ids", "staging")
+    __slots__ = ("session_id", "segment_ids", "staging", "hints")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
     STAGING_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     segment_ids: _containers.RepeatedScalarFieldContainer[int]
     staging: bool
-    def __init__(self, session_id: _Optional[bytes] = ..., segment_ids: _Optional[_Iterable[int]] = ..., staging: bool = ...) -> None: ...
+    hints: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., segment_ids: _Optional[_Iterable[int]] = ..., staging: bool = ..., hints: bool = ...) -> None: ...
 
 class MapResponse(_message.Message):
-    __slots__ = ("segment_ids", "segment_bytes", "staging_bytes")
+    __slots__ = ("segment_ids", "segment_bytes", "staging_bytes", "hint_bytes")
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HINT_BYTES_FIELD_NUMBER: _ClassVar[int]
     segment_ids: _containers.RepeatedScalarFieldContainer[int]
     segment_bytes: _containers.RepeatedScalarFieldContainer[int]
     staging_bytes: int
-    def __init__(self, segment_ids: _Optional[_Iterable[int]] = ..., segment_bytes: _Optional[_Iterable[int]] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
+    hint_bytes: int
+    def __init__(self, segment_ids: _Optional[_Iterable[int]] = ..., segment_bytes: _Optional[_Iterable[int]] = ..., staging_bytes: _Optional[int] = ..., hint_bytes: _Optional[int] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
     __slots__ = ("session_id", "staging_offset")

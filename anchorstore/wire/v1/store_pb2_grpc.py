@@ -79,6 +79,11 @@ class StoreServiceStub(object):
                 request_serializer=anchorstore_dot_v1_dot_store__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=anchorstore_dot_v1_dot_store__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Touch = channel.unary_unary(
+                '/anchorstore.v1.StoreService/Touch',
+                request_serializer=anchorstore_dot_v1_dot_store__pb2.TouchRequest.SerializeToString,
+                response_deserializer=anchorstore_dot_v1_dot_store__pb2.TouchResponse.FromString,
+                _registered_method=True)
 
 
 class StoreServiceServicer(object):
@@ -148,6 +153,13 @@ class StoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Touch(self, request, context):
+        """Names pages that were read without a Lookup, so that eviction knows of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -195,6 +207,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=anchorstore_dot_v1_dot_store__pb2.ReleaseRequest.FromString,
                     response_serializer=anchorstore_dot_v1_dot_store__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Touch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Touch,
+                    request_deserializer=anchorstore_dot_v1_dot_store__pb2.TouchRequest.FromString,
+                    response_serializer=anchorstore_dot_v1_dot_store__pb2.TouchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -440,6 +457,33 @@ class StoreService(object):
             '/anchorstore.v1.StoreService/Release',
             anchorstore_dot_v1_dot_store__pb2.ReleaseRequest.SerializeToString,
             anchorstore_dot_v1_dot_store__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Touch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anchorstore.v1.StoreService/Touch',
+            anchorstore_dot_v1_dot_store__pb2.TouchRequest.SerializeToString,
+            anchorstore_dot_v1_dot_store__pb2.TouchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,7 @@ from anchorstore.errors import (
     UnknownSession,
 )
 from anchorstore.transport.frames import Method
+from anchorstore.transport.segment import PLACE
 from anchorstore.wire.v1 import store_pb2 as store
 from tests.unit.client.scripted import BLOCK_BYTES, Answer, Script, attach, scripted
 
@@ -30,12 +31,9 @@ BLOCKS = [bytes([number + 1]) * BLOCK_BYTES for number in range(COUNT)]
 
 def found(request: store.LookupRequest, call: Call) -> store.LookupResponse:
     reply = store.LookupResponse(boundary_pages=3, resume_pages=3, lease_id=5)
-    reply.columns.add(
-        segments=np.zeros(COUNT, "<u4").tobytes(),
-        offsets=np.zeros(COUNT, "<u8").tobytes(),
-        generations=np.zeros(COUNT, "<u4").tobytes(),
-        checksums=np.array([xxhash.xxh3_64_intdigest(b) for b in BLOCKS], "<u8").tobytes(),
-    )
+    places = np.zeros(COUNT, PLACE)
+    places["checksum"] = [xxhash.xxh3_64_intdigest(block) for block in BLOCKS]
+    reply.columns.add(places=places.tobytes())
     return reply
 
 
@@ -162,11 +160,11 @@ def test_window_of_an_earlier_attachment_is_void(boot_id: bytes, error: type[Exc
         script.run(window.blocks(0).load_steps(None))
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
+def test_places_cut_short_are_refused() -> None:
     def ragged(request: store.LookupRequest, call: Call) -> store.LookupResponse:
         reply = found(request, call)
-        reply.columns[0].offsets = bytes(8)
+        reply.columns[0].places += bytes(8)
         return reply
 
-    with pytest.raises(InvalidRequest, match="different lengths"):
+    with pytest.raises(InvalidRequest, match="no whole places"):
         window_of(scripted({Method.LOOKUP: ragged})).blocks(0)

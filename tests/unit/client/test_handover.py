@@ -49,7 +49,7 @@ def test_session_token_hands_over_no_staging_memory() -> None:
 
 def test_window_round_trip_keeps_everything() -> None:
     reply = store.LookupResponse(boundary_pages=9, resume_pages=8, lease_id=7)
-    reply.columns.add(layout=1, first_page=2, segments=b"\0\0\0\1", offsets=bytes(8))
+    reply.columns.add(layout=1, first_page=2, places=bytes(19) + b"\1")
     record = WindowRecord(ATTACHMENT, reply, 123.5, 9.5)
     assert decode_window(encode_window(record)) == record
 

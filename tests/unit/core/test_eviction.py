@@ -11,6 +11,7 @@ import random
 from anchorstore.layout import Component, StateLayout
 from anchorstore.server.core.policy import SCAN_LEAVES_MIN
 from anchorstore.server.core.types import NeedAll, NeedLast
+from anchorstore.transport.segment import RECORD_BYTES
 from tests.unit.core.small import ANCHOR, KV, SEGMENT_BYTES, SLOT_BYTES, STATE, Small
 
 SEALED, KNOWN, DECLINED = 1, 2, 3
@@ -237,7 +238,7 @@ def test_evict_many_leaves_in_exact_order() -> None:
     """More leaves than one scan takes: victims equal a sort by last use, across several scans."""
     source = random.Random(7)
     slots = 2 * SCAN_LEAVES_MIN + 100
-    small = Small(segments=1, segment_bytes=SEGMENT_BYTES + (slots + 8) * SLOT_BYTES)
+    small = Small(segments=1, segment_bytes=SEGMENT_BYTES + slots * (SLOT_BYTES + RECORD_BYTES))
     engine = small.session(layouts=[KV])
     paths = [engine.path(1, str(number)) for number in range(slots)]
     for path in paths:

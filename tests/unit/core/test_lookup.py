@@ -13,6 +13,7 @@ import pytest
 from anchorstore.errors import CapacityFull, InvalidKey, InvalidRequest, LeaseExpired
 from anchorstore.server.core.planning import PAGES_PLANNED_MAX
 from anchorstore.server.core.types import Miss, Need, NeedAll, NeedLast, NeedWindow
+from anchorstore.transport.segment import PLACE
 from tests.unit.core.small import ANCHOR, KV, SLOT_BYTES, STATE, Small
 
 BIG = {"segments": 8}
@@ -25,11 +26,10 @@ def test_lookup_hit_names_each_block_in_path_order() -> None:
     result = engine.lookup(path, [NeedAll(0, 1), NeedWindow(1, 1.0, 8, 4)], margin=1)
     assert (result.boundary_pages, result.resume_pages, result.miss) == (3, 2, Miss.HIT)
     kv, anchors = result.columns
-    assert (kv.layout, kv.first_page, kv.checksums.tolist()) == (0, 1, [2])
-    assert (anchors.layout, anchors.first_page, anchors.checksums.tolist()) == (1, 0, [1, 3])
-    assert kv.offsets.tolist() == [2 * SLOT_BYTES]
-    assert kv.segments.dtype == kv.generations.dtype == "uint32"
-    assert kv.offsets.dtype == kv.checksums.dtype == "uint64"
+    assert (kv.layout, kv.first_page, kv.places["checksum"].tolist()) == (0, 1, [2])
+    assert (anchors.layout, anchors.first_page) == (1, 0)
+    assert anchors.places["checksum"].tolist() == [1, 3]
+    assert kv.places["slot"].tolist() == [1] and kv.places.dtype == PLACE
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_lookup_same_question_is_answered_anew_after_every_change() -> None:
     assert [answer.boundary_pages for answer in answers] == [2] * 4
     assert len({answer.lease_id for answer in answers}) == 4
     with pytest.raises(ValueError, match="read-only"):
-        first.columns[0].offsets[0] = 0
+        first.columns[0].places["slot"][0] = 0
     engine.put(path, first=2, lineage=1)
     assert (engine.lookup(path).boundary_pages, engine.lookup(path).lineage) == (3, 1)
     engine.put(path, first=2)
@@ -168,7 +168,7 @@ def test_lease_expires_unless_renewed() -> None:
     small.now = 10.0
     small.store.expire(small.now)
     assert small.store.renew(engine.session_id, [kept, lost], small.now) == [lost]
-    assert len(small.store.leased_columns(engine.session_id, kept, 0, small.now)) == 1
+    assert len(small.store.leased_columns(engine.session_id, kept, 0, small.now)[0]) == 1
     with pytest.raises(LeaseExpired, match=f"lease {lost}"):
         small.store.leased_columns(engine.session_id, lost, 0, small.now)
     assert small.store.check() == []
@@ -184,8 +184,8 @@ def test_lease_of_removed_blocks_goes_on_until_released() -> None:
     assert (removed.blocks_removed, removed.blocks_leased) == (2, 1)
     assert engine.lookup(path).miss is Miss.NOT_STORED
     assert small.store.status(0.0).used_bytes == SLOT_BYTES and small.store.check() == []
-    held = small.store.leased_columns(engine.session_id, result.lease_id, 0, 0.0)
-    assert held.checksums.tolist() == result.columns[0].checksums.tolist()
+    held, _ = small.store.leased_columns(engine.session_id, result.lease_id, 0, 0.0)
+    assert held.places.tolist() == result.columns[0].places.tolist()
     engine.release(result)
     assert small.store.status(0.0).used_bytes == 0 and small.store.check() == []
 

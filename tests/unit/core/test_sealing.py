@@ -39,7 +39,7 @@ def test_seal_generations_are_odd_then_even_and_rise_with_reuse() -> None:
         engine.finish(work)
         result = engine.lookup(path)
         engine.release(result)
-        [written], [sealed] = work.copies.generation, result.columns[0].generations
+        [written], [sealed] = work.copies.generation, result.columns[0].places["generation"]
         assert written % 2 == 1 and sealed == written + 1
         seen.append((int(work.copies.offset[0]), int(sealed)))
         engine.store.remove(engine.root, None)
@@ -124,8 +124,8 @@ def test_seal_replaced_block_keeps_its_slot_until_its_lease_ends() -> None:
     reading = engine.lookup(path)
     engine.put(path)
     assert small.store.status(0.0).used_bytes == 2 * SLOT_BYTES
-    held = small.store.leased_columns(engine.session_id, reading.lease_id, 0, 0.0)
-    assert held.generations.tolist() == reading.columns[0].generations.tolist()
+    held, _ = small.store.leased_columns(engine.session_id, reading.lease_id, 0, 0.0)
+    assert held.places.tolist() == reading.columns[0].places.tolist()
     assert small.store.check() == []
     engine.release(reading)
     assert small.store.status(0.0).used_bytes == SLOT_BYTES and small.store.check() == []

@@ -219,7 +219,7 @@ def test_domains_never_share_a_segment() -> None:
     segments = []
     for engine in (acme, globex):
         engine.put(engine.path(1))
-        segments.append(set(engine.lookup(engine.path(1)).columns[0].segments.tolist()))
+        segments.append(set(engine.lookup(engine.path(1)).columns[0].places["segment"].tolist()))
     assert not segments[0] & segments[1]
 
 

@@ -53,6 +53,9 @@ def plan_of(source: np.ndarray, expected: list[int] | None) -> CopyPlan:
         offsets=np.array([SHAPE.offset(int(slot)) for slot in slots], np.uint64),
         block_bytes=np.full(count, BLOCK_BYTES, np.uint64),
         generations=np.full(count, 5, np.uint32),
+        path_hashes=np.arange(4 * count, dtype=np.uint64).reshape(count, 4),
+        layout_keys=np.full(count, 11, np.uint64),
+        lineage=2,
         expected=None if expected is None else np.array(expected, np.uint64),
     )
 
@@ -69,7 +72,11 @@ async def test_copy_blocks_lands_them_sealed_with_their_checksums(
     for row, offset in enumerate(plan.offsets.tolist()):
         block = tier.memory(0)[offset : offset + BLOCK_BYTES]
         assert np.array_equal(block, source[row * BLOCK_BYTES :][:BLOCK_BYTES])
-    assert tier.generations(0)[:10].tolist() == [6] * 10
+    for row, slot in enumerate(plan.slots.tolist()):
+        record = tier.records(0)[slot]
+        assert (record["generation"], record["lineage"], record["layout_key"]) == (6, 2, 11)
+        assert record["checksum"] == sums[row]
+        assert record["path_hash"].tolist() == plan.path_hashes[row].tolist()
     assert (mover.blocks_copied, mover.bytes_copied) == (10, source.size)
     mover.close()
 
@@ -80,7 +87,7 @@ async def test_copy_with_wrong_checksum_leaves_generation_odd(tier: DramTier) ->
     result = await mover.copy(plan_of(source, [sums[0], sums[1] ^ 1, sums[2]]))
     assert result.ok.tolist() == [True, False, True]
     assert result.checksums.tolist() == sums
-    assert tier.generations(0)[:3].tolist() == [6, 5, 6]  # slot 1 is row 1
+    assert tier.records(0)["generation"][:3].tolist() == [6, 5, 6]  # slot 1 is row 1
     mover.close()
 
 

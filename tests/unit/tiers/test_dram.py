@@ -67,9 +67,9 @@ def test_prefault_stopped_ends_early(tier: DramTier) -> None:
 def test_format_segment_shows_client_its_header(tier: DramTier) -> None:
     tier.format(Format(index=1, segment_id=7, first_generation=4))
     view = SegmentView(memoryview(mapped(tier.descriptor(1))), BOOT, 7)
-    assert (view.slot_bytes, view.slots) == (SLOT_BYTES, tier.generations(1).size)
+    assert (view.slot_bytes, view.slots) == (SLOT_BYTES, tier.records(1).size)
     tier.memory(1)[view.first_slot_offset :][:3] = (1, 2, 3)
-    assert bytes(view.block(view.first_slot_offset, 3)) == b"\1\2\3"
+    assert bytes(view.block(0, 3)) == b"\1\2\3"
     assert tier.index_of(7) == 1
     view.release()
 
@@ -80,7 +80,7 @@ def test_format_segment_again_drops_the_old_id(tier: DramTier) -> None:
     with pytest.raises(LookupError):
         tier.index_of(1)
     assert tier.index_of(2) == 0
-    assert set(tier.generations(0).tolist()) == {6}
+    assert set(tier.records(0)["generation"].tolist()) == {6}
 
 
 def test_format_fresh_memory_leaves_old_mapping_with_old_bytes(tier: DramTier) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from anchorstore.errors import BootChanged, InvalidRequest, TornBlock
 from anchorstore.transport.segment import (
     ALIGN_BYTES,
+    RECORD_BYTES,
     SegmentShape,
     SegmentView,
     format_segment,
@@ -34,8 +35,9 @@ def test_shape_of_any_size_fits_its_memory_and_wastes_less_than_a_slot(
     end = shape.offset(shape.slots)
     assert shape.slots == 0 or end <= segment_bytes
     assert shape.first_slot_offset % ALIGN_BYTES == 0
-    assert shape.first_slot_offset >= 64 + 4 * shape.slots
-    assert segment_bytes - end < shape.slot_bytes + 2 * ALIGN_BYTES or shape.slots == 0
+    assert shape.first_slot_offset >= 64 + RECORD_BYTES * shape.slots
+    spare = shape.slot_bytes + RECORD_BYTES + 2 * ALIGN_BYTES
+    assert segment_bytes - end < spare or shape.slots == 0
 
 
 def test_view_of_a_fresh_segment_sees_blocks_in_place_read_only() -> None:
@@ -44,7 +46,7 @@ def test_view_of_a_fresh_segment_sees_blocks_in_place_read_only() -> None:
     view = SegmentView(data, BOOT, 7)
     offset = view.first_slot_offset + 65536
     data[offset : offset + 3] = b"abc"
-    block = view.block(offset, 3)
+    block = view.block(1, 3)
     assert bytes(block) == b"abc"
     assert block.readonly
 
@@ -70,20 +72,23 @@ def test_block_outside_the_slots_is_refused() -> None:
     data = memory()
     format_segment(data, BOOT, 7, 65536, 0)
     view = SegmentView(data, BOOT, 7)
-    for offset in (0, 64, len(data) - 10, len(data) + 4096):
+    for slot, size in ((-1, 65536), (view.slots, 65536), (2**40, 1), (0, 65537)):
         with pytest.raises(InvalidRequest):
-            view.block(offset, 65536)
+            view.block(slot, size)
+    assert view.record(view.slots) is None
 
 
 def test_blocks_stand_until_their_slot_or_their_segment_is_reused() -> None:
     data = memory()
-    generations = format_segment(data, BOOT, 7, 65536, 10)
+    records = format_segment(data, BOOT, 7, 65536, 10)
     view = SegmentView(data, BOOT, 7)
-    offsets = np.array([view.first_slot_offset + 65536 * slot for slot in (0, 3)], np.uint64)
-    generations[:] = 12
-    held = np.array([12, 12], np.uint32)
-    assert view.stands(offsets, held).tolist() == [True, True]
-    generations[3] = 13
-    assert view.stands(offsets, held).tolist() == [True, False]
+    slots, held = np.array([0, 3], np.uint32), np.array([12, 12], np.uint32)
+    records["generation"] = 12
+    assert view.stands(slots, held).tolist() == [True, True]
+    assert view.slot_stands(3, 12)
+    records["generation"][3] = 13
+    assert view.stands(slots, held).tolist() == [True, False]
+    assert not view.slot_stands(3, 12) and view.slot_stands(0, 12)
     format_segment(data, BOOT, 9, 4096, 14)
-    assert view.stands(offsets, held).tolist() == [False, False]
+    assert view.stands(slots, held).tolist() == [False, False]
+    assert not view.slot_stands(0, 12) and view.record(0) is None

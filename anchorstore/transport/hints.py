@@ -1,0 +1,106 @@
+"""Hints: a table in shared memory that says where a block lies, perhaps.
+
+::
+
+    0        64
+    +--------+------------------------+------------------------+-----+
+    | header | bucket 0: 16 x u64     | bucket 1               | ... |    one table a domain
+    +--------+------------------------+------------------------+-----+
+
+    bucket = mix(first word of the path hash, layout key) scaled to the number of buckets
+    entry  = tag (16 bits) | segment id (24) | slot (24)                  0: empty
+
+The daemon writes it, clients of its domain map it read-only and find blocks without a call.  A
+hint may be stale, and a block may have none (its bucket was full): what a hint points at is
+believed only where the slot's own record says so (segment.py), and who finds nothing asks the
+daemon.  So writing needs no lock, and a torn read costs a call.
+
+The header's epoch moves when an operator turns a namespace off or on; it ends (0) when the table
+has been replaced by a larger one.  Golden bytes: docs/formats.md, section 4.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from anchorstore.errors import BootChanged, InvalidRequest
+
+MAGIC = b"ANCHHNT1"
+HEADER = struct.Struct("<8s16sQQ")  # magic, boot id, epoch, buckets
+EPOCH = struct.Struct("<Q")
+EPOCH_OFFSET = 24
+BUCKETS_OFFSET = 64
+WAYS = 16
+ENTRY_BYTES = 8
+BUCKET_BYTES = WAYS * ENTRY_BYTES
+SEGMENT_ID_LIMIT = 2**24
+SLOT_LIMIT = 2**24
+_BUCKET = struct.Struct(f"<{WAYS}Q")
+_FIRST_WORD = struct.Struct("<Q")
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth's multiplicative hashing)
+_MASK_64 = 2**64 - 1
+_POSITION_MASK = 2**48 - 1
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+
+def table_bytes(buckets: int) -> int:
+    """Size of a table."""
+    return BUCKETS_OFFSET + BUCKET_BYTES * buckets
+
+
+def format_table(memory: memoryview, boot_id: bytes, buckets: int) -> U64:
+    """Writes the header of an empty table; returns its entries, writable [buckets, WAYS]."""
+    assert 0 < buckets < 2**32 and len(memory) >= table_bytes(buckets), (buckets, len(memory))
+    memory[: HEADER.size] = HEADER.pack(MAGIC, boot_id, 1, buckets)
+    entries = np.frombuffer(memory, np.uint64, buckets * WAYS, BUCKETS_OFFSET)
+    return entries.reshape(buckets, WAYS)
+
+
+def places(first_words: U64, layout_keys: U64, buckets: int) -> tuple[npt.NDArray[np.intp], U64]:
+    """Bucket number and tag (in the entry's place) of each key [n]."""
+    mixed = (first_words ^ layout_keys) * np.uint64(_MIX)
+    bucket = (mixed >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)
+    return bucket.astype(np.intp), mixed << np.uint64(48)
+
+
+def positions(segment_ids: U32, slots: U32) -> U64:
+    """Segment id and slot as they stand in an entry [n]."""
+    return segment_ids.astype(np.uint64) << np.uint64(24) | slots
+
+
+class HintView:
+    """A reader's view of a mapped table."""
+
+    def __init__(self, memory: memoryview, boot_id: bytes) -> None:
+        self._memory = memory.toreadonly()
+        magic, boot, _, buckets = HEADER.unpack_from(self._memory)
+        if magic != MAGIC:
+            raise InvalidRequest(f"hints: header starts with {magic!r}")
+        if boot != boot_id:
+            raise BootChanged(f"hints belong to boot {boot.hex()}")
+        if not buckets or table_bytes(buckets) > len(memory):
+            raise InvalidRequest(f"hints: {buckets} buckets exceed {len(memory)} bytes")
+        self._buckets = buckets
+
+    @property
+    def epoch(self) -> int:
+        """What moves with a namespace's kill switch; 0 where the table has been replaced."""
+        found: int = EPOCH.unpack_from(self._memory, EPOCH_OFFSET)[0]
+        return found
+
+    def find(self, path_hash: bytes, layout_key: int) -> list[tuple[int, int]]:
+        """(segment id, slot) where the block may lie, none of them for sure."""
+        mixed = (_FIRST_WORD.unpack_from(path_hash)[0] ^ layout_key) * _MIX & _MASK_64
+        bucket = (mixed >> 32) * self._buckets >> 32
+        tag = mixed & 0xFFFF
+        entries = _BUCKET.unpack_from(self._memory, BUCKETS_OFFSET + bucket * BUCKET_BYTES)
+        return [
+            (entry >> 24 & 0xFFFFFF, entry & 0xFFFFFF)
+            for entry in entries
+            if entry >> 48 == tag and entry & _POSITION_MASK
+        ]
