@@ -2,6 +2,7 @@
 #
 #   .venv/            everything: torch (CPU), the wheel built from this checkout, its extras
 #   .venv-proto/      the pinned stub generator, which wants an older protobuf
+#   .venv-vllm/       vLLM for CPU and the same wheel, for `make test-vllm` alone
 #   dist/             the wheel that the tests and the demo run
 #
 # Each step leaves a stamp in .venv/, so a second call installs nothing again; the wheel is built
@@ -32,10 +33,10 @@ export PYTHONSAFEPATH := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv demo test tidy bench soak proto clean
+.PHONY: help venv demo test test-vllm tidy bench soak proto clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 venv: .venv/.wheel ## create or refresh .venv
 
@@ -45,6 +46,9 @@ demo: .venv/.wheel ## serve, share, resume: two engines, one store (ARGS="--json
 test: .venv/.wheel .venv-proto/.done ## every lane of docs/testing.md in order (LANES="unit e2e")
 	@scripts/ensure_redis.sh
 	@$(BIN)/python scripts/lanes.py $(LANES)
+
+test-vllm: .venv-vllm/.wheel ## the adapter in a real vLLM, on CPU (ARGS="-k granite")
+	@.venv-vllm/bin/python scripts/lanes.py --vllm --pytest="$(ARGS)"
 
 tidy: .venv/.wheel .venv-proto/.done ## style, types, floors, budgets, documents
 	@$(BIN)/python scripts/lanes.py tidy
@@ -60,7 +64,7 @@ proto: .venv-proto/.done ## write the stubs from proto/ anew
 	@.venv-proto/bin/python scripts/proto.py
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-proto dist build .cache .make .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-proto .venv-vllm dist build .cache .make .pytest_cache .mypy_cache .ruff_cache
 	rm -rf .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -86,4 +90,13 @@ clean: ## remove environments, builds and caches
 	@echo "== creating .venv-proto with $(PROTO_TOOLS)"
 	@$(PYTHON) -m venv .venv-proto
 	@.venv-proto/bin/python -m pip --disable-pip-version-check install -q $(PROTO_TOOLS)
+	@touch $@
+
+.venv-vllm/.done: scripts/vllm_env.py
+	@echo "== creating .venv-vllm with vLLM for CPU (3 GB)"
+	@$(PYTHON) scripts/vllm_env.py .venv-vllm $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
+	@touch $@
+
+.venv-vllm/.wheel: $(SOURCES) $(PROJECT) .venv-vllm/.done
+	@scripts/install_wheel.sh server .venv-vllm
 	@touch $@

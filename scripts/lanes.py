@@ -7,6 +7,7 @@ table and tests/tidy compares the two)::
     python scripts/lanes.py                  every lane
     python scripts/lanes.py unit model       some
     python scripts/lanes.py --soak           tests marked slow, without budgets
+    python scripts/lanes.py --vllm           the lane that needs an environment with vLLM
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import dataclasses
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,6 +49,9 @@ LANES = (
     Lane("e2e", ("e2e",), 10, "command line, demo and benchmark as a user runs them"),
 )
 
+VLLM = Lane("vllm", ("vllm",), 25, "the adapter in a real vLLM, on CPU: `make test-vllm`")
+"""A lane apart: it runs in an environment of its own, and not in `make test`."""
+
 assert INSTALL_MINUTES + sum(lane.minutes for lane in LANES) <= TOTAL_MINUTES
 
 
@@ -62,7 +67,8 @@ class Outcome:
 
 def environment(soak: bool) -> dict[str, str]:
     """What every lane sees: the installed wheel, no hub, its hypothesis profile."""
-    wheels = sorted((ROOT / "dist").glob("anchorstore-*.whl"))
+    beside = pathlib.Path(sys.prefix, "dist")
+    wheels = sorted((beside if beside.is_dir() else ROOT / "dist").glob("anchorstore-*.whl"))
     return os.environ | {
         "PYTHONSAFEPATH": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -80,8 +86,8 @@ def stop(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-def run(lane: Lane, soak: bool) -> Outcome:
-    """Runs a lane, passing its output on line by line."""
+def run(lane: Lane, soak: bool, options: list[str]) -> Outcome:
+    """Runs a lane, passing its output on line by line; `options` are pytest's."""
     folders = [f"tests/{name}" for name in lane.folders if (ROOT / "tests" / name).is_dir()]
     if not folders:
         return Outcome(lane, False, 0.0, "no such folder below tests/")
@@ -90,7 +96,7 @@ def run(lane: Lane, soak: bool) -> Outcome:
     print(f"\n==== lane {lane.name}: {lane.purpose}", flush=True)
     start = time.monotonic()
     process = subprocess.Popen(
-        command + folders,
+        command + folders + options,
         cwd=ROOT,
         env=environment(soak),
         stdin=subprocess.DEVNULL,
@@ -120,12 +126,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the test lanes one after another.")
     parser.add_argument("lanes", nargs="*", metavar="LANE", help="default: every lane")
     parser.add_argument("--soak", action="store_true", help="tests marked slow, no budgets")
+    parser.add_argument("--vllm", action="store_true", help="the lane in a real vLLM alone")
+    parser.add_argument("--pytest", default="", help="further options of pytest, as one text")
     arguments = parser.parse_args()
     names = {lane.name for lane in LANES}
     if unknown := sorted(set(arguments.lanes) - names):
         parser.error(f"no lane {', '.join(unknown)}: there are {', '.join(sorted(names))}")
     chosen = [lane for lane in LANES if not arguments.lanes or lane.name in arguments.lanes]
-    outcomes = [run(lane, arguments.soak) for lane in chosen]
+    chosen = [VLLM] if arguments.vllm else chosen
+    options = shlex.split(arguments.pytest)
+    outcomes = [run(lane, arguments.soak, options) for lane in chosen]
     print("\n==== lanes")
     for outcome in outcomes:
         verdict = "ok  " if outcome.passed else "FAIL"

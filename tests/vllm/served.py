@@ -96,11 +96,11 @@ class Served:
         return self._read()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], tokens: int = 24, *, salt: str = ""
+        self, prompts: Sequence[Sequence[int]], tokens: int = 24, *, salts: Sequence[str] = ()
     ) -> list[Reply]:
-        """Greedy continuations of `prompts`, served together."""
+        """Greedy continuations of `prompts`, served together; `salts`: one a prompt, or none."""
         found = self.ask(
-            op="generate", prompts=[list(p) for p in prompts], tokens=tokens, salt=salt
+            op="generate", prompts=[list(p) for p in prompts], tokens=tokens, salts=list(salts)
         )
         return [Reply(**each) for each in found["replies"]]
 
@@ -148,11 +148,28 @@ def _environment() -> dict[str, str]:
 # ---- inside the process ----------------------------------------------------------------------
 
 
+def mend_mamba_on_cpu() -> None:
+    """vLLM's Mamba-2 asks its kernels for a state in the middle of a prefill; the CPU ones ignore
+    that, and stock vLLM ends with an IndexError.  Without the request it does not."""
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+
+    asked = MambaMixer2.get_kv_cache_spec
+
+    def asking_less(self: Any, vllm_config: Any) -> Any:
+        spec = asked(self, vllm_config)
+        return dataclasses.replace(
+            spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None
+        )
+
+    MambaMixer2.get_kv_cache_spec = asking_less
+
+
 def build(config: dict[str, Any]) -> Any:
     """The LLM that the process serves."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
+    mend_mamba_on_cpu()
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "enforce_eager": True,
@@ -184,8 +201,8 @@ def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=1
     )
     prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in request["prompts"]]
-    if request["salt"]:
-        prompts = [prompt | {"cache_salt": request["salt"]} for prompt in prompts]
+    for prompt, salt in zip(prompts, request["salts"], strict=False):
+        prompt["cache_salt"] = salt
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     return {
         "replies": [

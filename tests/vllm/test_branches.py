@@ -1,0 +1,106 @@
+"""Goal: an engine that never saw a text resumes from any page of it, with the outputs of a full
+prefill.
+Method: one engine reads 2000 tokens; a second gets five prompts that branch off.  With every row
+kept the greedy tokens equal those of stock vLLM without its cache, log-probabilities differ by no
+more than batching alone makes them differ; a zero state does worse.  Stock vLLM on its own warm
+cache stands beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from anchorstore.testing.daemon import Daemon
+from tests.vllm import tiny
+from tests.vllm.conftest import CUTS, EVERY_ROW
+from tests.vllm.served import Reply, Served
+
+FAMILIES = ("qwen3_next", "qwen3_5", "granite")
+NOISE_LEAST = 0.05
+"""Log-probabilities of bfloat16 models differ by so much for no reason at all."""
+
+PAGE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """The five branches under each condition."""
+
+    uncached: list[Reply]
+    together: list[Reply]
+    native: list[Reply]
+    shared: list[Reply]
+    zero_state: list[Reply]
+
+
+def cold(engine: Served, prompts: Sequence[Sequence[int]]) -> list[Reply]:
+    """Each prompt alone, vLLM's own cache emptied before it."""
+    replies = []
+    for prompt in prompts:
+        engine.reset()
+        replies += engine.generate([prompt])
+    return replies
+
+
+def distance(run: Sequence[Reply], reference: Sequence[Reply]) -> float:
+    """Largest difference of log-probabilities, over tokens that follow the same tokens."""
+    worst = 0.0
+    for ours, theirs in zip(run, reference, strict=True):
+        for step, token in enumerate(ours.tokens):
+            worst = max(worst, abs(ours.logprobs[step] - theirs.logprobs[step]))
+            if token != theirs.tokens[step]:
+                break
+    return worst
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def runs(
+    request: pytest.FixtureRequest,
+    models: pathlib.Path,
+    daemon: Daemon,
+    tmp_path_factory: pytest.TempPathFactory,
+    base: list[int],
+    branches: list[list[int]],
+) -> Runs:
+    model = tiny.make(request.param, models)
+    logs = tmp_path_factory.mktemp("logs")
+    with Served(model, logs / "reader", daemon=daemon.address, extra=EVERY_ROW) as engine:
+        engine.generate([base])
+    second: dict[str, Any] = {"daemon": daemon.address, "role": "kv_consumer"}
+    with Served(model, logs / "second", **second, extra=EVERY_ROW) as engine:
+        shared = cold(engine, branches)
+    control = {**EVERY_ROW, "strategy": "kv_only"}
+    with Served(model, logs / "zero", **second, extra=control) as engine:
+        zero_state = cold(engine, branches)
+    with Served(model, logs / "stock", options={"prefix_match_unit": PAGE}) as engine:
+        uncached = cold(engine, branches)
+        engine.reset()
+        together = engine.generate(branches, salts=[str(cut) for cut in CUTS])
+        engine.reset()
+        engine.generate([base])
+        native = [engine.generate([branch])[0] for branch in branches]
+    return Runs(uncached, together, native, shared, zero_state)
+
+
+def test_branches_on_an_engine_that_never_saw_the_base_resume_at_their_page(runs: Runs) -> None:
+    wanted = [cut // PAGE * PAGE for cut in CUTS]
+    assert [reply.cached for reply in runs.uncached] == [0] * len(CUTS)
+    assert [reply.cached for reply in runs.shared] == wanted
+    assert [reply.cached for reply in runs.zero_state] == wanted
+    assert sum(reply.cached for reply in runs.native) < sum(wanted)
+
+
+def test_branches_with_every_row_replayed_answer_as_a_full_prefill_does(runs: Runs) -> None:
+    floor = max(NOISE_LEAST, distance(runs.together, runs.uncached))
+    assert distance(runs.shared, runs.uncached) <= floor
+    assert [reply.tokens for reply in runs.shared] == [reply.tokens for reply in runs.uncached]
+
+
+def test_branches_with_a_zero_state_answer_otherwise(runs: Runs) -> None:
+    assert distance(runs.zero_state, runs.uncached) > 2 * NOISE_LEAST
+    assert [reply.tokens for reply in runs.zero_state] != [reply.tokens for reply in runs.uncached]
