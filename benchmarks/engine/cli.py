@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -214,15 +215,23 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def _leave(number: int, frame: object) -> None:
+    """Ends the run as an interrupt does: what it started is stopped on the way out."""
+    raise SystemExit(128 + number)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """0, or 1 with the reason on standard error."""
     parser = make_parser()
     arguments = parser.parse_args(words)
+    earlier = signal.signal(signal.SIGTERM, _leave)
     try:
         document = run(arguments)
     except EndpointError as error:
         say(f"benchmarks.engine: {error}")
         return 1
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
     if arguments.json:
         print(json.dumps(document, indent=1))
     else:

@@ -141,7 +141,10 @@ def connected(
         "limits.staging_total": "8GiB",
     }
     daemon = Daemon(folder / f"daemon-{variant.name}", settings=settings, ready_seconds=120)
-    stack.enter_context(daemon)
+    try:
+        stack.enter_context(daemon)
+    except RuntimeError as error:
+        raise EndpointError(str(error)) from error
     return Variant(variant.name, {"daemon": daemon.address, **variant.connector})
 
 

@@ -5,12 +5,14 @@
     POST /v1/completions   streams answer_of(prompt), a token an event, usage last
     GET  /v1/models . /metrics . /health      POST /reset_prefix_cache
 
-For tests of what measures engines, and to try the benchmark's command line in a second.  It is
-said how much of a prompt it has met before; it takes no time over the rest.
+For tests of what measures engines, and to try the benchmark's command line in a second: it says
+how much of a prompt it has met before and takes no time over the rest.  Run as a module it takes
+vLLM's command line and heeds the port alone; with a connector its pages are small.
 """
 
 from __future__ import annotations
 
+import argparse
 import http.server
 import json
 import threading
@@ -25,6 +27,7 @@ VOCABULARY = 512
 OWN_FIELDS = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
 BODY_BYTES_MAX = 2**24
 POLL_SECONDS = 0.01
+COARSE_TOKENS, FINE_TOKENS = 512, 64
 
 
 def answer_of(prompt: Sequence[int], count: int) -> list[int]:
@@ -94,6 +97,7 @@ class StandIn:
         context_tokens: what it says of its model.
         strict: refuses what is not in OpenAI's interface, token ids in answers included.
         tells_cached: whether usage says what was reused.
+        port: 0 takes a free one.
 
     Attributes:
         prompts: every prompt so far, in order.
@@ -102,10 +106,11 @@ class StandIn:
     def __init__(
         self,
         *,
-        page_tokens: int = 64,
+        page_tokens: int = FINE_TOKENS,
         context_tokens: int = 4096,
         strict: bool = False,
         tells_cached: bool = True,
+        port: int = 0,
     ) -> None:
         self.page_tokens, self.context_tokens = page_tokens, context_tokens
         self.strict, self.tells_cached = strict, tells_cached
@@ -113,7 +118,7 @@ class StandIn:
         self._seen = Seen()
         self._hits = self._queries = 0
         handler = type("Handler", (_Handler,), {"stand_in": self})
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_SECONDS,), name="stand-in"
         )
@@ -160,6 +165,10 @@ class StandIn:
         yield json.dumps({"choices": [], "usage": usage})
         yield "[DONE]"
 
+    def wait(self) -> None:
+        """Returns once it is closed."""
+        self._thread.join()
+
     def close(self) -> None:
         """Hangs up on everybody."""
         self._server.shutdown()
@@ -176,3 +185,18 @@ class StandIn:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def main() -> int:
+    """Stands in for a server of vLLM until it is ended."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.stand_in")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--kv-transfer-config")
+    arguments, _ = parser.parse_known_args()
+    page_tokens = COARSE_TOKENS if arguments.kv_transfer_config is None else FINE_TOKENS
+    StandIn(page_tokens=page_tokens, port=arguments.port).wait()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -284,3 +287,102 @@ def test_command_over_an_endpoint_that_is_not_there_says_so(
 ) -> None:
     assert cli.main(["--endpoint", f"http://127.0.0.1:{free_port()}", "--quick"]) == 1
     assert "failed: " in capsys.readouterr().err
+
+
+# ---- servers of its own ----
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RECALL = ROOT / "engine_adapter" / "models" / "recall"
+
+
+@pytest.fixture
+def python(tmp_path: pathlib.Path) -> pathlib.Path:
+    """An interpreter that lacks nothing, and whose vLLM is the stand-in; notes process ids."""
+    path = tmp_path / "python"
+    path.write_text(
+        f"""#!/bin/sh
+[ "$1" = -c ] && exit 0
+echo $$ >> {tmp_path}/pids
+case "$*" in *fail-at-once*) echo no such flag >&2; exit 3;; esac
+shift 2
+PYTHONPATH={ROOT} exec {sys.executable} -m benchmarks.engine.stand_in "$@"
+"""
+    )
+    path.chmod(0o755)
+    return path
+
+
+def words_for(python: pathlib.Path, *more: str) -> list[str]:
+    words = ["--python", str(python), "--cache", str(python.parent / "cache"), "--quick"]
+    words += ["--model", str(RECALL), "--dram", "128MiB", "--pause", "0", "--json", *more]
+    return words
+
+
+def assert_ended(python: pathlib.Path, count: int) -> None:
+    """Every server that was started is gone."""
+    found = [int(line) for line in (python.parent / "pids").read_text().split()]
+    assert len(found) == count
+    for pid in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_command_starts_both_variants_compares_them_and_stops_them(
+    python: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--margin", "0", "--context", "1024", "--answer-tokens", "4", "--eager")
+    assert cli.main(words_for(python, *more)) == 0
+    said = capsys.readouterr()
+    document: dict[str, Any] = json.loads(said.out)
+    every = document["depths"][-1]["variants"]
+    assert every["anchorstore"]["of_ideal"] == 1.0 > every["stock"]["of_ideal"]
+    assert document["model"]["name"] == "recall" and document["flags"] == ["--enforce-eager"]
+    assert set(document["start_seconds"]) == {"stock", "anchorstore"}
+    assert str(python.parent) not in said.out and str(ROOT) not in said.out
+    assert_ended(python, 2)
+
+
+def test_command_sits_exams_one_server_after_another(
+    python: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--quality", "--variant", "stock", "--variant", "again=stock")
+    assert cli.main(words_for(python, *more)) == 0
+    document = json.loads(capsys.readouterr().out)
+    exams = [(line["exam"].split(",")[0], line["variant"]) for line in document["quality"]]
+    assert exams == [
+        ("recall unique", "stock"),
+        ("recall unique", "again"),
+        ("recall redundant", "stock"),
+        ("recall redundant", "again"),
+    ]
+    assert all(line["questions"] > 0 for line in document["quality"])
+    assert_ended(python, 2)
+
+
+def test_server_that_fails_is_shown_with_the_end_of_its_log(
+    python: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words_for(python, "--server-flag=--fail-at-once")) == 1
+    said = capsys.readouterr().err
+    assert "the stock server ended with exit code 3" in said and "no such flag" in said
+    assert_ended(python, 1)
+
+
+def test_daemon_that_cannot_start_says_why(
+    python: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words_for(python, "--dram", "1MiB", "--variant", "anchorstore")) == 1
+    assert "tiers.dram.capacity is 1MiB" in capsys.readouterr().err
+
+
+def test_command_that_is_told_to_end_stops_its_servers(python: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.engine", *words_for(python, "--pause", "60")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("branches: "):
+                process.send_signal(signal.SIGTERM)
+                break
+        process.stderr.read()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert_ended(python, 2)
