@@ -135,6 +135,8 @@ def main() -> int:
     chosen = [lane for lane in LANES if not arguments.lanes or lane.name in arguments.lanes]
     chosen = [VLLM] if arguments.vllm else chosen
     options = shlex.split(arguments.pytest)
+    if arguments.vllm:  # an engine takes long to start, and a fixture starts several
+        options += ["--timeout=900", "-o", "faulthandler_timeout=0"]
     outcomes = [run(lane, arguments.soak, options) for lane in chosen]
     print("\n==== lanes")
     for outcome in outcomes:

@@ -29,6 +29,7 @@ TORCHVISION = "torchvision==0.28.0"
 LEFT_OUT = {"torch", "torchaudio", "torchcodec", "torchvision"}
 TEST_TOOLS = (
     "hatchling>=1.27",
+    "hypothesis>=6.150",
     "psutil>=6",
     "pytest>=9,<10",
     "pytest-asyncio>=1.3,<2",

@@ -4,9 +4,10 @@
 
     scheduler process                                 each worker process
       get_num_new_matched_tokens -> match               register_kv_caches  -> parts
-      update_state_after_alloc   -> allocated           start_load_kv       -> load
-      build_connector_meta       -> step ---jobs--->    wait_for_save       -> save
-      request_finished_all_groups-> finish  <--ids--    get_transfer_results
+      update_state_after_alloc   -> allocated           start_load_kv       -> load, drop, replay
+      build_connector_meta       -> step   --jobs-->    wait_for_save       -> save
+      update_connector_output    -> reported <-----     build_connector_worker_meta
+      request_finished_all_groups-> finish   <-----     get_transfer_results
 
 Loads are asynchronous in vLLM's sense: a request waits outside of the batch until its prefix has
 arrived, and a load that fails is a request that prefills.
@@ -26,12 +27,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
 from anchorstore.errors import ConfigError
 from engine_adapter.vllm.checks import version_refusal
-from engine_adapter.vllm.jobs import StepJobs
+from engine_adapter.vllm.jobs import Report, StepJobs
 from engine_adapter.vllm.setup import Common, scheduler_half, worker_half
 
 log = logging.getLogger("anchorstore.vllm")
@@ -42,6 +44,18 @@ class StepMetadata(KVConnectorMetadata):
     """The jobs of one step, on their way to the workers."""
 
     jobs: StepJobs = dataclasses.field(default_factory=StepJobs)
+
+
+@dataclasses.dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    """What the workers have copied, on its way to the scheduler."""
+
+    report: Report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
+        """Of two workers."""
+        assert isinstance(other, WorkerMetadata)
+        return WorkerMetadata(self.report.plus(other.report))
 
 
 class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
@@ -91,9 +105,9 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return StepMetadata(self._half.step(scheduler_output.num_scheduled_tokens, blocks_of))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        received = set(connector_output.finished_recving or ())
-        failed = set(connector_output.failed_recving or ())
-        self._half.loaded(received - failed, failed)
+        metadata = connector_output.kv_connector_worker_meta
+        if isinstance(metadata, WorkerMetadata):
+            self._half.reported(metadata.report)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -106,7 +120,10 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._half = worker_half(self._common, kv_caches)
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
-        self._half.load(self._jobs().loads)
+        jobs = self._jobs()
+        self._half.load(jobs.loads)
+        self._half.drop(jobs.drops)
+        self._half.replay(jobs.replays)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: loads are done before a request is in a batch."""
@@ -120,6 +137,10 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         sent, received, failed = self._half.take_results()
         return KVConnectorTransferResults(sent, received, failed)
+
+    def build_connector_worker_meta(self) -> WorkerMetadata | None:
+        report = self._half.report()
+        return WorkerMetadata(report) if report else None
 
     def _jobs(self) -> StepJobs:
         metadata = self._get_connector_metadata()

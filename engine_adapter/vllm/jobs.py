@@ -2,14 +2,21 @@
 
 ::
 
-    scheduler half                        worker half
-      match ---- window, blocks --------> LoadJob: kv pages into blocks, anchors, replay, state
+    scheduler half                        worker half, one or several
+      match ---- window, blocks --------> LoadJob: a thread copies kv pages and anchors out
+             <--- Report ----------------          copied, or failed, each worker on its own
+      agreed --- all of them have it ---> replay: kv into blocks, anchors -> states, together
+             --- one has not -----------> drop: the request computes its prefix
       step ----- pages that are full ---> SaveJob: copy out of the blocks, hand to a thread
       finish --- the last of them ------> SaveJob with is_last: the blocks go once it is copied
+
+A replay runs layers that add up over the workers, so either all of them run it, in the same order
+and step, or none does.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 
@@ -82,7 +89,31 @@ class SaveJob:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepJobs:
-    """All of one step."""
+    """All of one step.
+
+    Attributes:
+        loads: to be started.
+        replays: requests whose copied prefix is to be brought in, in this order.
+        drops: requests whose prefix is not.
+        saves: to be copied out.
+    """
 
     loads: tuple[LoadJob, ...] = ()
+    replays: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
     saves: tuple[SaveJob, ...] = ()
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    """By request, how many workers have copied its prefix, and how many could not."""
+
+    copied: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    failed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    def __bool__(self) -> bool:
+        return bool(self.copied or self.failed)
+
+    def plus(self, other: Report) -> Report:
+        """Both together."""
+        return Report(self.copied + other.copied, self.failed + other.failed)

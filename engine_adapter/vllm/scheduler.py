@@ -4,6 +4,7 @@
 
     match       hash the prompt's pages, one lookup      -> tokens beyond those that vLLM has
     allocated   vLLM has given blocks                    -> LoadJob
+    reported    every worker has copied it, or one not   -> replay, or drop
     step        what this step computes                  -> SaveJobs for pages that get full
     finish      the last full pages                      -> SaveJob, blocks held until it is copied
 
@@ -25,7 +26,7 @@ from anchorstore.client.client import Window
 from anchorstore.keys import DIGEST_BYTES
 from engine_adapter.packing import kept_positions
 from engine_adapter.vllm.geometry import Geometry
-from engine_adapter.vllm.jobs import LoadJob, SaveJob, SpaceKey, StepJobs
+from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob, SpaceKey, StepJobs
 from engine_adapter.vllm.ledger import Entry, Ledger
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
@@ -38,12 +39,21 @@ LINEAGE_MAX = 255
 
 @dataclasses.dataclass(slots=True)
 class Held:
-    """A window of a request, and under which local hit and when it was found."""
+    """A window of a request.
+
+    Attributes:
+        local_tokens: vLLM's own hit when it was looked up.
+        found_at: and when that was.
+        answers: workers that have copied it or failed to.
+        is_wanted: none has failed, and the request is still there.
+    """
 
     window: Window
     client: Client
     local_tokens: int
     found_at: float
+    answers: int = 0
+    is_wanted: bool = True
 
     def stands(self, local_tokens: int, now: float) -> bool:
         """Whether it still answers the same question, and is not about to lose its lease."""
@@ -77,22 +87,33 @@ class SchedulerHalf:
         state_groups: Sequence[int],
         spaces: Spaces,
         adapter_of: Callable[[Any], str],
+        workers: int,
         *,
         loads: bool,
         saves: bool,
     ) -> None:
-        """`shards`: kv layouts of a session; `state_groups`: vLLM's groups of linear layers."""
+        """Decides for one engine.
+
+        Args:
+            shards: kv layouts of a session.
+            state_groups: numbers of vLLM's groups of linear layers.
+            adapter_of: the identity of a request's LoRA adapter.
+            workers: that answer each load.
+            loads, saves: whether prefixes are looked up, and pages saved.
+        """
         self.counters: collections.Counter[str] = collections.Counter()
         self._settings, self._budget = settings, settings.budget
         self._geometry, self._shards = geometry, shards
         self._state_groups = tuple(state_groups)
-        self._spaces, self._adapter_of = spaces, adapter_of
+        self._spaces, self._adapter_of, self._workers = spaces, adapter_of, workers
         self._loads_any, self._saves_any = loads, saves
         self._ledger = Ledger()
         self._requests: dict[str, Any] = {}
         self._matched: dict[str, Held] = {}
         self._loading: dict[str, Held] = {}
         self._loads: list[LoadJob] = []
+        self._replays: list[str] = []
+        self._drops: list[str] = []
         self._saves: list[SaveJob] = []
 
     # ---- match ----
@@ -218,18 +239,30 @@ class SchedulerHalf:
             {group: block_ids[group][column] for group in self._state_groups},
         )
 
-    def loaded(self, finished: set[str], failed: set[str]) -> None:
-        """The workers are done with these requests' windows."""
-        for request_id in finished | failed:
-            held = self._loading.pop(request_id, None)
-            if held is not None:
-                held.window.release()
-                outcome = "failed" if request_id in failed else "loaded"
-                self.counters[f"load_{outcome}"] += 1
-        for request_id in failed:
-            entry = self._ledger.entries.get(request_id)
-            if entry is not None:
-                entry.lineage, entry.is_barred = 0, True
+    def reported(self, report: Report) -> None:
+        """Workers have copied prefixes, or failed to; once all have answered it is decided."""
+        for request_id, count in report.failed.items():
+            self._loading[request_id].is_wanted = False
+            self._loading[request_id].answers += count
+        for request_id, count in report.copied.items():
+            self._loading[request_id].answers += count
+        for request_id in sorted({*report.copied, *report.failed}):
+            held = self._loading[request_id]
+            assert held.answers <= self._workers, (request_id, held.answers)
+            if held.answers < self._workers:
+                continue
+            del self._loading[request_id]
+            held.window.release()
+            (self._replays if held.is_wanted else self._drops).append(request_id)
+            self.counters["loads" if held.is_wanted else "loads_dropped"] += 1
+            if not held.is_wanted:
+                self._bar(request_id)
+
+    def _bar(self, request_id: str) -> None:
+        """The request computes its prefix: exact, and not looked up again."""
+        entry = self._ledger.entries.get(request_id)
+        if entry is not None:
+            entry.lineage, entry.is_barred = 0, True
 
     # ---- save ----
 
@@ -248,8 +281,11 @@ class SchedulerHalf:
             )
             if stop > entry.next_page:
                 self._save(request, entry, stop, blocks_of(request_id), is_last=False)
-        jobs = StepJobs(tuple(self._loads), tuple(self._saves))
-        self._loads, self._saves = [], []
+        jobs = StepJobs(
+            tuple(self._loads), tuple(self._replays), tuple(self._drops), tuple(self._saves)
+        )
+        for taken in (self._loads, self._replays, self._drops, self._saves):
+            taken.clear()
         return jobs
 
     def arrived(self, request: Any) -> None:
@@ -260,6 +296,8 @@ class SchedulerHalf:
     def finish(self, request: Any, block_ids: Sequence[int]) -> bool:
         """A request has ended; True where its blocks are still to be copied from."""
         self._let_go(request.request_id)
+        if request.request_id in self._loading:
+            self._loading[request.request_id].is_wanted = False
         entry = self._ledger.leave(request.request_id)
         self._requests.pop(request.request_id, None)
         if entry is None or entry.computed is None:

@@ -29,14 +29,16 @@ from engine_adapter.vllm.families import family_of
 from engine_adapter.vllm.geometry import Geometry, Share, shard_count, share_of_rank
 from engine_adapter.vllm.install import MODEL, model_directory, settings_of, spec_of
 from engine_adapter.vllm.jobs import SpaceKey
+from engine_adapter.vllm.loader import Loader
 from engine_adapter.vllm.paged import PagedKv, learn_order
+from engine_adapter.vllm.parts import Parts
 from engine_adapter.vllm.saver import Saver
 from engine_adapter.vllm.scheduler import SchedulerHalf
 from engine_adapter.vllm.settings import MEBIBYTE, Settings
 from engine_adapter.vllm.spaces import Spaces
 from engine_adapter.vllm.stack import VllmStack, state_groups
 from engine_adapter.vllm.taps import OWNER, AnchorPool
-from engine_adapter.vllm.worker import JoinedReaders, Parts, WorkerHalf
+from engine_adapter.vllm.worker import WorkerHalf
 
 
 def facts_of(vllm_config: Any, kv_cache_config: Any) -> Facts:
@@ -167,6 +169,7 @@ def scheduler_half(common: Common) -> SchedulerHalf:
         list(common.state_groups),
         spaces,
         adapter_of,
+        common.vllm_config.parallel_config.tensor_parallel_size,
         loads=common.loads,
         saves=common.saves,
     )
@@ -207,7 +210,7 @@ def worker_half(common: Common, caches: Mapping[str, torch.Tensor]) -> WorkerHal
         settings.spaces_max,
     )
     saver = Saver(spaces, settings.queue_mebibytes * MEBIBYTE)
-    return WorkerHalf(parts, settings, JoinedReaders(settings), saver)
+    return WorkerHalf(parts, Loader(parts, settings), saver)
 
 
 def _paged(common: Common, caches: list[torch.Tensor], layer: Any, share: Share) -> PagedKv:

@@ -1,0 +1,137 @@
+"""Prefixes on their way in: a thread copies them out of the store into memory of this process.
+
+::
+
+    submit(LoadJob) --> thread: window --> kv blocks, anchor blocks --> verify --> staged
+                                   `-- anything goes wrong --> failed
+    report()        <-- what has been staged or has failed since the last time
+    take(request)   <-- the staged bytes, once every worker has its own
+
+Nothing of a request's blocks is touched here, so a load that is dropped leaves no trace.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import queue
+import threading
+
+import torch
+
+from anchorstore.client import Client
+from anchorstore.client.client import Window
+from anchorstore.errors import AnchorStoreError
+from anchorstore.layout import AnchorLayout, KvLayout
+from engine_adapter.vllm.jobs import LoadJob, Report, SpaceKey
+from engine_adapter.vllm.parts import Parts
+from engine_adapter.vllm.replay import last_rows
+from engine_adapter.vllm.settings import Settings
+
+log = logging.getLogger("anchorstore.vllm")
+
+CLOSE_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Staged:
+    """A prefix in host memory.
+
+    Attributes:
+        kv: blocks of this worker's heads, [pages, layers, 2, page_tokens, heads, head_dim].
+        anchors: the rows to replay, [stored groups, k, hidden].
+    """
+
+    job: LoadJob
+    kv: torch.Tensor
+    anchors: torch.Tensor
+
+
+class Loader:
+    """Copies prefixes in a thread of its own, one after another."""
+
+    def __init__(self, parts: Parts, settings: Settings) -> None:
+        self._parts, self._settings = parts, settings
+        self._clients: collections.OrderedDict[SpaceKey, Client] = collections.OrderedDict()
+        self._staged: dict[str, Staged] = {}
+        self._report = Report()
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="anchorstore-loader", daemon=True)
+        self._thread.start()
+
+    # ---- for the worker ----
+
+    def submit(self, job: LoadJob) -> None:
+        """Leaves the job to the thread."""
+        self._queue.put(job)
+
+    def report(self) -> Report:
+        """What has been copied or has failed since the last time."""
+        with self._lock:
+            report, self._report = self._report, Report()
+        return report
+
+    def take(self, request_id: str) -> Staged | None:
+        """The request's prefix, which is then forgotten; None where its copy has failed."""
+        with self._lock:
+            return self._staged.pop(request_id, None)
+
+    def close(self) -> None:
+        """Ends the thread and the sessions."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_SECONDS)
+
+    # ---- the thread ----
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                staged = self._copy(job)
+            except AnchorStoreError as error:
+                log.warning("request %s: its prefix was not loaded: %s", job.request_id, error)
+                with self._lock:
+                    self._report.failed[job.request_id] += 1
+                continue
+            with self._lock:
+                self._staged[job.request_id] = staged
+                self._report.copied[job.request_id] += 1
+        while self._clients:
+            self._clients.popitem()[1].close()
+
+    def _copy(self, job: LoadJob) -> Staged:
+        parts, anchors = self._parts, torch.empty(0)
+        with self._client(job).open_window(job.window) as window:
+            kv = self._kv(window, len(job.page_slots))
+            if self._settings.replays:
+                blocks = window.blocks(parts.shards)
+                copied = _room(len(blocks), parts.anchor_layout)
+                blocks.copy_into(copied)
+                anchors = last_rows(copied, len(job.positions))
+            window.verify()
+        return Staged(job, kv, anchors)
+
+    def _kv(self, window: Window, pages: int) -> torch.Tensor:
+        pieces = []
+        for shard in self._parts.share.shards:
+            piece = _room(pages, self._parts.shard_layout(shard))
+            window.blocks(shard).copy_into(piece)
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=4)
+
+    def _client(self, job: LoadJob) -> Client:
+        """Joined to the session of the job's window; it follows its windows to later sessions."""
+        client = self._clients.get(job.space)
+        if client is None:
+            options = self._settings.client_options("vllm-reader", staging_bytes=0)
+            client = self._clients[job.space] = Client.join(job.session_token, options=options)
+            if len(self._clients) > self._settings.spaces_max:
+                self._clients.popitem(last=False)[1].close()
+        self._clients.move_to_end(job.space)
+        return client
+
+
+def _room(pages: int, layout: AnchorLayout | KvLayout) -> torch.Tensor:
+    """Memory for the blocks of `pages` pages, [pages, *layout.shape]."""
+    return torch.empty((pages, *layout.shape), dtype=getattr(torch, layout.dtype))
