@@ -17,6 +17,7 @@ pairs.  "ideal" is the longest prefix that the variant has met before, in whole 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
@@ -93,6 +94,14 @@ def byte_count(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def default_python() -> pathlib.Path:
+    """This interpreter, or that of .venv-vllm where only that one has vLLM."""
+    made = ROOT / ".venv-vllm" / "bin" / "python"
+    if importlib.util.find_spec("vllm") is None and made.is_file():
+        return made
+    return pathlib.Path(sys.executable)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
@@ -146,9 +155,10 @@ def make_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--python",
         type=pathlib.Path,
-        default=pathlib.Path(sys.executable),
+        default=default_python(),
         metavar="FILE",
-        help="interpreter of the environment that has vLLM (default: this one)",
+        help="interpreter of the environment that has vLLM (default: this one, or the one that "
+        "`make test-vllm` has made)",
     )
     how.add_argument(
         "--cache", type=pathlib.Path, default=ROOT / ".cache" / "engine", help="models"

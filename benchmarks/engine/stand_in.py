@@ -143,7 +143,8 @@ class StandIn:
 
     def events(self, request: dict[str, Any]) -> Iterator[str]:
         """Data of the events that answer a completion request."""
-        prompt = request["prompt"]
+        asked = request["prompt"]
+        prompt = list(asked.encode()) if isinstance(asked, str) else asked
         shared = self._seen.shared(prompt)
         cached = ideal_reuse(shared, len(prompt), self.page_tokens, 0)
         answer = answer_of(prompt, request["max_tokens"])

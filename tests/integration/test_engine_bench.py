@@ -96,6 +96,13 @@ def test_completion_tells_tokens_usage_and_times(endpoint: StandIn) -> None:
     assert endpoint.prompts == [prompt, [*prompt, 7], prompt]
 
 
+def test_prompt_may_be_text(endpoint: StandIn) -> None:
+    client = Client(endpoint.url)
+    client.served()
+    assert client.complete("In the beginning", 2).prompt_tokens == 16
+    assert endpoint.prompts == [list(b"In the beginning")]
+
+
 def test_endpoint_that_knows_no_extensions_is_asked_without_them() -> None:
     with StandIn(strict=True, tells_cached=False) as server:
         client = Client(server.url + "/v1/")
