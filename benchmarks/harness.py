@@ -130,14 +130,23 @@ def filled(size: int, seed: int) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
+BLOCK_MEMORY = ("memfd:anchorstore-pool", "memfd:anchorstore-staging")
+
+
 def process_memory_bytes(pid: int) -> dict[str, int]:
-    """Proportional set size of a process in bytes: all of it, and without shared memory."""
-    found = {}
-    for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+    """Proportional set size of a process in bytes: all of it, and without the memory of blocks
+    (pool and staging; the hints count as the daemon's own)."""
+    whole = blocks = 0
+    is_blocks = False
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
         name, _, value = line.partition(":")
-        if name in ("Pss", "Pss_Shmem"):
-            found[name] = int(value.split()[0]) * 1024
-    return {"pss": found["Pss"], "pss_without_pool": found["Pss"] - found.get("Pss_Shmem", 0)}
+        if name == "Pss":
+            size = int(value.split()[0]) * 1024
+            whole += size
+            blocks += size if is_blocks else 0
+        elif "-" in name.split(" ")[0]:  # a mapping's first line starts with its addresses
+            is_blocks = any(owner in line for owner in BLOCK_MEMORY)
+    return {"pss": whole, "pss_without_pool": whole - blocks}
 
 
 def machine() -> dict[str, Any]:

@@ -44,7 +44,7 @@ class DramConfig:
         values.switch(),
         True,
         "Whether engines of this host find blocks in shared memory, without a call (get).  Costs "
-        "some 11 bytes a block.",
+        "some 10 bytes a block.",
         "false where every read of a block must show in the daemon's counts.",
     )
     prefault: bool = setting(

@@ -22,7 +22,7 @@ from anchorstore.tiers.base import Tier
 from anchorstore.tiers.dram import SealedMemory
 from anchorstore.transport import hints as table_format
 
-LOAD = 0.75  # of a table that holds every block: some 1 hint in 100 finds its bucket full
+LOAD = 0.85  # of a table that holds every block: 4 hints in 100 find their bucket full
 BLOCKS_MAX = 2**21
 BUCKETS_MIN = 32
 
