@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from anchorstore.errors import ConfigError
 from engine_adapter.vllm.checks import version_refusal
 from engine_adapter.vllm.jobs import Report, StepJobs
 from engine_adapter.vllm.setup import Common, scheduler_half, worker_half
+from engine_adapter.vllm.stats import AdapterMetrics, AdapterStats
 
 log = logging.getLogger("anchorstore.vllm")
 
@@ -150,8 +150,27 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- both ----
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        groups: Iterable[int] = (self._common.attention_group, *self._common.state_groups)
-        return tuple(sorted(groups))
+        """None whose zeroing vLLM should skip: a prefix is brought in in a later step, and the
+        rest of its last block must not hold what was there before."""
+        return ()
+
+    def get_kv_connector_stats(self) -> AdapterStats | None:
+        counts = self._half.take_counts() if self._half is not None else {}
+        return AdapterStats(counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> AdapterStats:
+        return AdapterStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> AdapterMetrics:
+        return AdapterMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._half is not None:

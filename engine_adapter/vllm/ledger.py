@@ -26,6 +26,7 @@ class Entry:
         next_page: first page that is neither stored nor somebody else's.
         computed: tokens computed at the end of the last step that it was in; None before.
         is_barred: a load of it has failed: it is not looked up again.
+        is_counted: its lookup is in the metrics already; it may be asked for many times.
     """
 
     space: SpaceKey
@@ -33,6 +34,7 @@ class Entry:
     next_page: int = 0
     computed: int | None = None
     is_barred: bool = False
+    is_counted: bool = False
     _hashes: bytearray = dataclasses.field(default_factory=bytearray)
 
     def hashes(self, root: bytes, tokens: Sequence[int], pages: int, page_tokens: int) -> bytes:

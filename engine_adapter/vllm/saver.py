@@ -10,7 +10,6 @@ cache may always forget.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 import queue
@@ -19,10 +18,12 @@ from collections.abc import Mapping
 
 import torch
 
+from anchorstore.client.counters import MISS_REASONS
 from anchorstore.errors import AnchorStoreError
 from anchorstore.keys import DIGEST_BYTES
 from engine_adapter.vllm.jobs import SpaceKey
 from engine_adapter.vllm.spaces import Spaces
+from engine_adapter.vllm.tally import Tally
 
 log = logging.getLogger("anchorstore.vllm")
 
@@ -54,8 +55,8 @@ class Copied:
 class Saver:
     """Puts pages from a thread of its own."""
 
-    def __init__(self, spaces: Spaces, queue_bytes: int) -> None:
-        self.counters: collections.Counter[str] = collections.Counter()
+    def __init__(self, spaces: Spaces, queue_bytes: int, tally: Tally) -> None:
+        self._tally = tally
         self._spaces, self._room = spaces, queue_bytes
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Copied | None] = queue.SimpleQueue()
@@ -67,7 +68,7 @@ class Saver:
         size = copied.size_bytes
         with self._lock:
             if size > self._room:
-                self.counters["pages_dropped"] += len(copied.hashes) // DIGEST_BYTES
+                self._unsaved(copied, "queue_full")
                 return
             self._room -= size
         self._queue.put(copied)
@@ -77,7 +78,7 @@ class Saver:
             try:
                 self._put(copied)
             except AnchorStoreError as error:
-                self.counters["put_failed"] += 1
+                self._unsaved(copied, "refused")
                 log.warning("pages were not saved: %s", error)
             with self._lock:
                 self._room += copied.size_bytes
@@ -86,7 +87,7 @@ class Saver:
     def _put(self, copied: Copied) -> None:
         client = self._spaces.get(copied.space)
         if client is None:
-            self.counters["put_refused"] += 1
+            self._unsaved(copied, "refused")
             return
         hashes, pages = copied.hashes, len(copied.hashes) // DIGEST_BYTES
         batch = min(PAGES_PER_PUT, client.max_pages or PAGES_PER_PUT)
@@ -101,9 +102,12 @@ class Saver:
                 lineage=copied.lineage,
             )
             for kind in ("sealed", "known", "declined", "mismatched"):
-                self.counters[f"put_{kind}"] += getattr(outcome, kind)
-            if outcome.reason:
-                self.counters[f"put_reason_{outcome.reason}"] += 1
+                self._tally.add("blocks", getattr(outcome, kind), kind)
+            if outcome.reason in MISS_REASONS:  # nobody was asked
+                self._tally.add("pages_unsaved", stop - first, outcome.reason)
+
+    def _unsaved(self, copied: Copied, reason: str) -> None:
+        self._tally.add("pages_unsaved", len(copied.hashes) // DIGEST_BYTES, reason)
 
     def close(self) -> None:
         """Lets the thread finish what waits, for a while."""

@@ -13,7 +13,6 @@ Requests are vLLM's own objects; only the attributes used here are relied on.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob, SpaceKey, StepJob
 from engine_adapter.vllm.ledger import Entry, Ledger
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
+from engine_adapter.vllm.tally import Tally
 
 WINDOW_SECONDS = 1.0
 """A window that waits for blocks is looked up again after so long: leases end."""
@@ -67,8 +67,10 @@ def space_of(request: Any, adapter_of: Callable[[Any], str]) -> SpaceKey:
     return SpaceKey(adapter_of(lora) if lora is not None else "", salt)
 
 
-def unkeyable(request: Any) -> str:
+def unkeyable(request: Any, space: SpaceKey) -> str:
     """Why a request's pages have no name; "" where they have one."""
+    if request.lora_request is not None and not space.adapter:
+        return "adapter"
     if request.mm_features:
         return "multimodal"
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
@@ -101,7 +103,7 @@ class SchedulerHalf:
             workers: that answer each load.
             loads, saves: whether prefixes are looked up, and pages saved.
         """
-        self.counters: collections.Counter[str] = collections.Counter()
+        self._tally = Tally()
         self._settings, self._budget = settings, settings.budget
         self._geometry, self._shards = geometry, shards
         self._state_groups = tuple(state_groups)
@@ -124,26 +126,44 @@ class SchedulerHalf:
         if held is not None and held.stands(local_tokens, time.monotonic()):
             return self._resume_tokens(held) - local_tokens
         self._let_go(request.request_id)
-        found = self._find(request, local_tokens)
+        entry = self._entry(request)
+        reason = self._unasked(request, entry)
+        found = reason or self._find(request, entry, local_tokens)
+        self._count(request, entry, local_tokens, found)
         if isinstance(found, str):
-            self.counters[f"miss_{found}"] += 1
             return 0
         self._matched[request.request_id] = found
         return self._resume_tokens(found) - local_tokens
 
-    def _find(self, request: Any, local_tokens: int) -> Held | str:
+    def _unasked(self, request: Any, entry: Entry) -> str:
+        """Why a request is not looked up at all; "" where it is."""
+        if entry.is_barred:
+            return "failed"
+        if request.skip_reading_prefix_cache or not self._loads_any:
+            return "not_asked"
+        return unkeyable(request, entry.space)
+
+    def _count(self, request: Any, entry: Entry, local_tokens: int, found: Held | str) -> None:
+        """Once a request: what became of its lookup, and what that costs at most."""
+        if entry.is_counted:
+            return
+        entry.is_counted = True
+        if isinstance(found, Held):
+            self._tally.add("requests", label="hit")
+            return
+        self._tally.add("requests", label=found)
+        askable = self._budget.askable_pages(request.num_tokens) * self._budget.page_tokens
+        self._tally.add("lost_tokens", max(0, askable - local_tokens), found)
+
+    def _find(self, request: Any, entry: Entry, local_tokens: int) -> Held | str:
         """A window that reaches beyond `local_tokens`, or the reason why there is none."""
-        reason = unkeyable(request)
-        if reason or request.skip_reading_prefix_cache or not self._loads_any:
-            return reason or "not_asked"
         budget, page = self._budget, self._budget.page_tokens
         pages = budget.askable_pages(request.num_tokens)
         if pages - budget.margin_pages <= local_tokens // page:
             return "local" if local_tokens else "short_prompt"
-        entry = self._entry(request)
-        client = None if entry.is_barred else self._spaces.get(entry.space)
+        client = self._spaces.get(entry.space)
         if client is None:
-            return "failed" if entry.is_barred else "refused"
+            return "refused"
         needs = self._needs(local_tokens // page)
         if client.root_digest is None:  # never attached: any call tries again
             with client.lookup(b"", needs) as window:
@@ -202,6 +222,7 @@ class SchedulerHalf:
             return
         entry = self._entry(request)
         entry.lineage = min(held.window.lineage + 1, LINEAGE_MAX)
+        self._tally.add("reused_tokens", external)
         self._loading[request.request_id] = held
         self._loads.append(self._load_job(request, entry, held, block_ids, kv_group))
 
@@ -254,7 +275,7 @@ class SchedulerHalf:
             del self._loading[request_id]
             held.window.release()
             (self._replays if held.is_wanted else self._drops).append(request_id)
-            self.counters["loads" if held.is_wanted else "loads_dropped"] += 1
+            self._tally.add("loads", label="done" if held.is_wanted else "dropped")
             if not held.is_wanted:
                 self._bar(request_id)
 
@@ -290,8 +311,7 @@ class SchedulerHalf:
 
     def arrived(self, request: Any) -> None:
         """A request is new to the scheduler."""
-        if not unkeyable(request):
-            self._entry(request)
+        self._entry(request)
 
     def finish(self, request: Any, block_ids: Sequence[int]) -> bool:
         """A request has ended; True where its blocks are still to be copied from."""
@@ -311,7 +331,9 @@ class SchedulerHalf:
         self, request: Any, entry: Entry, stop: int, block_ids: Sequence[int], *, is_last: bool
     ) -> bool:
         """Adds a job for the pages below `stop` that are not saved yet; False for none."""
-        client = self._spaces.get(entry.space) if self._saves_any else None
+        if not self._saves_any or unkeyable(request, entry.space):
+            return False
+        client = self._spaces.get(entry.space)
         if client is None or client.root_digest is None:
             return False
         stop = min(stop, len(block_ids) * self._geometry.pages_per_block)
@@ -342,6 +364,10 @@ class SchedulerHalf:
         held = self._matched.pop(request_id, None)
         if held is not None:
             held.window.release()
+
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since the last time."""
+        return self._tally.take()
 
     def close(self) -> None:
         """Releases every window and ends the sessions."""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -37,8 +38,11 @@ from engine_adapter.vllm.scheduler import SchedulerHalf
 from engine_adapter.vllm.settings import MEBIBYTE, Settings
 from engine_adapter.vllm.spaces import Spaces
 from engine_adapter.vllm.stack import VllmStack, state_groups
+from engine_adapter.vllm.tally import Tally
 from engine_adapter.vllm.taps import OWNER, AnchorPool
 from engine_adapter.vllm.worker import WorkerHalf
+
+log = logging.getLogger("anchorstore.vllm")
 
 
 def facts_of(vllm_config: Any, kv_cache_config: Any) -> Facts:
@@ -149,8 +153,12 @@ class Common:
 
 
 def adapter_of(lora: Any) -> str:
-    """Identity of a LoRA adapter: its name and what its weights are."""
-    digest = weights_digest(pathlib.Path(lora.lora_path))
+    """Identity of a LoRA adapter: its name and what its weights are; "" where they have none."""
+    try:
+        digest = weights_digest(pathlib.Path(lora.lora_path))
+    except ModelError as error:
+        log.warning("adapter %s is not cached: %s", lora.lora_name, error)
+        return ""
     return f"{lora.lora_name}:{digest.hex()}"
 
 
@@ -209,8 +217,9 @@ def worker_half(common: Common, caches: Mapping[str, torch.Tensor]) -> WorkerHal
         lambda key: common.connect(key, layouts, f"vllm-worker-{rank}", staging),
         settings.spaces_max,
     )
-    saver = Saver(spaces, settings.queue_mebibytes * MEBIBYTE)
-    return WorkerHalf(parts, Loader(parts, settings), saver)
+    tally = Tally()
+    saver = Saver(spaces, settings.queue_mebibytes * MEBIBYTE, tally)
+    return WorkerHalf(parts, Loader(parts, settings), saver, tally)
 
 
 def _paged(common: Common, caches: list[torch.Tensor], layer: Any, share: Share) -> PagedKv:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable
 
 import torch
@@ -20,14 +19,14 @@ from engine_adapter.vllm.loader import Loader
 from engine_adapter.vllm.parts import Parts
 from engine_adapter.vllm.replay import replay
 from engine_adapter.vllm.saver import Copied, Saver
+from engine_adapter.vllm.tally import Tally
 
 
 class WorkerHalf:
     """Acts on the jobs of each step."""
 
-    def __init__(self, parts: Parts, loader: Loader, saver: Saver) -> None:
-        self.counters: collections.Counter[str] = collections.Counter()
-        self._parts, self._loader, self._saver = parts, loader, saver
+    def __init__(self, parts: Parts, loader: Loader, saver: Saver, tally: Tally) -> None:
+        self._parts, self._loader, self._saver, self._tally = parts, loader, saver, tally
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._sent: set[str] = set()
@@ -48,8 +47,8 @@ class WorkerHalf:
             self._parts.pages.write(job.page_slots, staged.kv)
             tokens = torch.from_numpy(job.tokens)
             replay(self._parts.stack, job.positions, tokens, staged.anchors, job.state_blocks)
-            self.counters["pages_loaded"] += len(job.page_slots)
-            self.counters["rows_replayed"] += len(job.positions)
+            self._tally.add("pages_loaded", len(job.page_slots))
+            self._tally.add("rows_replayed", len(job.positions))
             self._received.add(request_id)
 
     def drop(self, request_ids: Iterable[str]) -> None:
@@ -102,6 +101,10 @@ class WorkerHalf:
         results = self._sent, self._received, self._failed
         self._sent, self._received, self._failed = set(), set(), set()
         return results
+
+    def take_counts(self) -> dict[str, int]:
+        """What this worker has counted since the last time."""
+        return self._tally.take()
 
     def close(self) -> None:
         """Ends threads and sessions."""

@@ -50,7 +50,7 @@ class Served:
         extra: further extra config of the connector.
         role: "kv_both"; a "kv_consumer" never saves.
         options: arguments of LLM on top of the small ones.
-        environment: further variables.
+        variables: of its environment, on top of `environment`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Served:
         extra: Mapping[str, Any] | None = None,
         role: str = "kv_both",
         options: Mapping[str, Any] | None = None,
-        environment: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         config: dict[str, Any] = {"model": str(model), "options": dict(options or {})}
         if daemon is not None:
@@ -75,7 +75,7 @@ class Served:
             stderr=self._log,
             text=True,
             cwd=ROOT,
-            env={**_environment(), **(environment or {})},
+            env={**environment(), **(variables or {})},
         )
         self._path = log
         self._read()
@@ -133,7 +133,8 @@ class Served:
         self.stop()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Variables of an engine's process: no hub, one thread, the code that the tests see."""
     return os.environ | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
