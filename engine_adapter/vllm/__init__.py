@@ -11,10 +11,13 @@
       checks.py     what is refused       models.py     the families, with taps in their layers
       geometry.py   pages, blocks, heads  taps.py       capture: rows of the residual stream
       jobs.py       what workers are told paged.py      pages <-> vLLM's paged cache
-      ledger.py     what is saved         stack.py      a group's layers, called from zero
-      spaces.py     sessions by adapter   replay.py     anchors -> states
-                    and salt              scheduler.py  one half: match, save, finish
-                                          worker.py     the other: load, replay, copy out
+      subject.py    what of a request     stack.py      a group's layers, called from zero
+      ledger.py     what is saved         replay.py     anchors -> states
+      tally.py      what is counted       spaces.py     sessions by adapter and salt
+      scheduler.py  one half: match,      loader.py     a thread: store -> host memory
+                    agree, save, finish   saver.py      a thread: host memory -> store
+                                          worker.py     the other half: load, replay, save
+                                          setup.py      from vLLM's configuration to both
                                           connector.py  both under vLLM's interface
 
 Importing this package loads neither torch nor vLLM; asking for the connector does.

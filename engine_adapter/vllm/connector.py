@@ -114,6 +114,11 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._half.finish(request, block_ids[self._common.attention_group]), None
 
+    def reset_cache(self) -> bool:
+        """What was stored is not used any more, by this engine alone."""
+        self._half.reset()
+        return True
+
     # ---- worker ----
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:

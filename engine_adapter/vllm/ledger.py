@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ class Entry:
     Attributes:
         space: its adapter and salt.
         lineage: replays behind what it computes.
+        loaded: tokens and lineage of the prefix that was loaded last; (0, 0) for none.
         next_page: first page that is neither stored nor somebody else's.
         computed: tokens computed at the end of the last step that it was in; None before.
         is_barred: a load of it has failed: it is not looked up again.
@@ -31,6 +33,7 @@ class Entry:
 
     space: SpaceKey
     lineage: int = 0
+    loaded: tuple[int, int] = (0, 0)
     next_page: int = 0
     computed: int | None = None
     is_barred: bool = False
@@ -77,3 +80,35 @@ class Ledger:
     def leave(self, request_id: str) -> Entry | None:
         """Takes a request's entry out."""
         return self.entries.pop(request_id, None)
+
+
+class Lineages:
+    """Lineages above 0 of the pages that this engine has computed, the latest `limit` of them.
+
+    vLLM's own cache knows nothing of lineage; a request that it serves from pages which a replay
+    stands behind is no more exact than they are.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lineages: collections.OrderedDict[bytes, int] = collections.OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lineages)
+
+    def record(self, hashes: bytes, lineage: int) -> None:
+        """Pages with these path hashes were computed with `lineage`."""
+        for path_hash in _split(hashes):
+            self._lineages.pop(path_hash, None)
+            if lineage:
+                self._lineages[path_hash] = lineage
+        while len(self._lineages) > self.limit:
+            self._lineages.popitem(last=False)
+
+    def deepest(self, hashes: bytes) -> int:
+        """The deepest lineage among pages with these path hashes."""
+        return max((self._lineages.get(each, 0) for each in _split(hashes)), default=0)
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES)]

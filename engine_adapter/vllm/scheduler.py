@@ -14,6 +14,7 @@ Requests are vLLM's own objects; only the attributes used here are relied on.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,10 +26,11 @@ from anchorstore.client.client import Window
 from anchorstore.keys import DIGEST_BYTES
 from engine_adapter.packing import kept_positions
 from engine_adapter.vllm.geometry import Geometry
-from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob, SpaceKey, StepJobs
-from engine_adapter.vllm.ledger import Entry, Ledger
+from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob, StepJobs
+from engine_adapter.vllm.ledger import Entry, Ledger, Lineages
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
+from engine_adapter.vllm.subject import space_of, unkeyable
 from engine_adapter.vllm.tally import Tally
 
 WINDOW_SECONDS = 1.0
@@ -60,24 +62,6 @@ class Held:
         return self.local_tokens == local_tokens and now - self.found_at < WINDOW_SECONDS
 
 
-def space_of(request: Any, adapter_of: Callable[[Any], str]) -> SpaceKey:
-    """Adapter and salt of a request."""
-    salt = (request.cache_salt or "").encode()
-    lora = request.lora_request
-    return SpaceKey(adapter_of(lora) if lora is not None else "", salt)
-
-
-def unkeyable(request: Any, space: SpaceKey) -> str:
-    """Why a request's pages have no name; "" where they have one."""
-    if request.lora_request is not None and not space.adapter:
-        return "adapter"
-    if request.mm_features:
-        return "multimodal"
-    if request.prompt_token_ids is None or request.prompt_embeds is not None:
-        return "prompt_embeds"
-    return ""
-
-
 class SchedulerHalf:
     """Decides per request; holds the windows until the workers have read them."""
 
@@ -90,6 +74,7 @@ class SchedulerHalf:
         spaces: Spaces,
         adapter_of: Callable[[Any], str],
         workers: int,
+        lineages_max: int,
         *,
         loads: bool,
         saves: bool,
@@ -101,6 +86,7 @@ class SchedulerHalf:
             state_groups: numbers of vLLM's groups of linear layers.
             adapter_of: the identity of a request's LoRA adapter.
             workers: that answer each load.
+            lineages_max: pages whose lineage is remembered; those of the engine's own cache.
             loads, saves: whether prefixes are looked up, and pages saved.
         """
         self._tally = Tally()
@@ -109,7 +95,8 @@ class SchedulerHalf:
         self._state_groups = tuple(state_groups)
         self._spaces, self._adapter_of, self._workers = spaces, adapter_of, workers
         self._loads_any, self._saves_any = loads, saves
-        self._ledger = Ledger()
+        self._ledger, self._lineages = Ledger(), Lineages(lineages_max)
+        self._epoch = b""
         self._requests: dict[str, Any] = {}
         self._matched: dict[str, Held] = {}
         self._loading: dict[str, Held] = {}
@@ -205,7 +192,18 @@ class SchedulerHalf:
 
     def _entry(self, request: Any) -> Entry:
         self._requests[request.request_id] = request
-        return self._ledger.enter(request.request_id, space_of(request, self._adapter_of))
+        space = space_of(request, self._adapter_of, self._epoch)
+        return self._ledger.enter(request.request_id, space)
+
+    def _lineage_at(self, request: Any, entry: Entry, tokens: int) -> int:
+        """Replays behind what vLLM's own cache holds of the request's first `tokens`."""
+        pages = tokens // self._budget.page_tokens
+        client = self._spaces.get(entry.space) if pages and self._lineages else None
+        if client is None or client.root_digest is None:
+            return 0
+        page = self._budget.page_tokens
+        hashes = entry.hashes(client.root_digest, request.all_token_ids, pages, page)
+        return self._lineages.deepest(hashes)
 
     # ---- load ----
 
@@ -221,7 +219,9 @@ class SchedulerHalf:
             assert external == 0, (external, held.local_tokens)
             return
         entry = self._entry(request)
-        entry.lineage = min(held.window.lineage + 1, LINEAGE_MAX)
+        resident = self._lineage_at(request, entry, held.local_tokens)
+        lineage = min(max(held.window.lineage, resident) + 1, LINEAGE_MAX)
+        entry.loaded = self._resume_tokens(held), lineage
         self._tally.add("reused_tokens", external)
         self._loading[request.request_id] = held
         self._loads.append(self._load_job(request, entry, held, block_ids, kv_group))
@@ -280,10 +280,10 @@ class SchedulerHalf:
                 self._bar(request_id)
 
     def _bar(self, request_id: str) -> None:
-        """The request computes its prefix: exact, and not looked up again."""
+        """The request computes its prefix, and is not looked up again."""
         entry = self._ledger.entries.get(request_id)
         if entry is not None:
-            entry.lineage, entry.is_barred = 0, True
+            entry.is_barred = True
 
     # ---- save ----
 
@@ -296,10 +296,12 @@ class SchedulerHalf:
             entry = self._ledger.entries.get(request_id)
             if request is None or entry is None:
                 continue
-            known = len(request.all_token_ids)
-            stop = entry.advance(
-                request.num_computed_tokens, tokens, known, self._budget.page_tokens
-            )
+            start, known = request.num_computed_tokens, len(request.all_token_ids)
+            if start != entry.computed:  # it has just been admitted, or again
+                resumed, lineage = entry.loaded
+                is_loaded = start == resumed
+                entry.lineage = lineage if is_loaded else self._lineage_at(request, entry, start)
+            stop = entry.advance(start, tokens, known, self._budget.page_tokens)
             if stop > entry.next_page:
                 self._save(request, entry, stop, blocks_of(request_id), is_last=False)
         jobs = StepJobs(
@@ -344,6 +346,7 @@ class SchedulerHalf:
             client.root_digest, request.all_token_ids, pages.stop, self._budget.page_tokens
         )
         start = pages.start * DIGEST_BYTES
+        self._lineages.record(hashes[start:], entry.lineage)
         self._saves.append(
             SaveJob(
                 request.request_id,
@@ -359,6 +362,17 @@ class SchedulerHalf:
         return True
 
     # ---- the end ----
+
+    def reset(self) -> None:
+        """What is stored is not to be used any more: from now on this engine has names of its own.
+
+        For weights that were changed in place: their digest does not name them.
+        """
+        for request_id in list(self._matched):
+            self._let_go(request_id)
+        self._ledger, self._lineages = Ledger(), Lineages(self._lineages.limit)
+        self._requests.clear()
+        self._epoch = secrets.token_bytes(16)
 
     def _let_go(self, request_id: str) -> None:
         held = self._matched.pop(request_id, None)

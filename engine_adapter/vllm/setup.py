@@ -178,6 +178,7 @@ def scheduler_half(common: Common) -> SchedulerHalf:
         spaces,
         adapter_of,
         common.vllm_config.parallel_config.tensor_parallel_size,
+        2 * common.kv_cache_config.num_blocks * common.geometry.pages_per_block,
         loads=common.loads,
         saves=common.saves,
     )

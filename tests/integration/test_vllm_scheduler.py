@@ -94,6 +94,7 @@ def half(daemon: Daemon, stored: None) -> Iterator[SchedulerHalf]:
         spaces=Spaces(connect, limit=4),
         adapter_of=lambda lora: str(lora),
         workers=WORKERS,
+        lineages_max=100,
         loads=True,
         saves=True,
     )
@@ -223,10 +224,41 @@ def test_request_while_the_daemon_is_gone_finds_nothing(tmp_path: pathlib.Path) 
         return Client.connect(settings.daemon, namespace=namespace(key), layouts=LAYOUTS)
 
     half = SchedulerHalf(
-        settings, Geometry(PAGE, BLOCK), 2, [0], Spaces(connect, 1), str, 1, loads=True, saves=True
+        settings,
+        Geometry(PAGE, BLOCK),
+        2,
+        [0],
+        Spaces(connect, 1),
+        str,
+        1,
+        1,
+        loads=True,
+        saves=True,
     )
     request = Request("a", [*TEXT[:700], 9])
     assert half.match(request, 0) == 0
     assert half.take_counts()["lost_tokens/unreachable"] == 10 * PAGE
     assert step(half, a=700) == StepJobs()
     half.close()
+
+
+def test_request_on_vllms_own_cache_inherits_the_lineage_of_its_pages(half: SchedulerHalf) -> None:
+    first = Request("a", [*TEXT[:700], 9])
+    load(half, first)
+    half.reported(report(a=2))
+    first.num_computed_tokens = 9 * PAGE
+    assert step(half, a=701 - 9 * PAGE).saves[0].lineage == 3
+    second = Request("b", [*TEXT[:640], *[1] * 64], num_computed_tokens=10 * PAGE)
+    half.arrived(second)
+    assert step(half, b=64).saves[0].lineage == 3
+    third = Request("c", [1] * 64)
+    half.arrived(third)
+    assert step(half, c=64).saves[0].lineage == 0
+
+
+def test_match_after_a_reset_finds_nothing_of_before(half: SchedulerHalf) -> None:
+    request = Request("a", [*TEXT[:700], 9])
+    assert half.match(request, 0) > 0
+    half.reset()
+    assert half.match(request, 0) == 0
+    assert half.take_counts()["requests/not_stored"] == 1

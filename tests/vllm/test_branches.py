@@ -17,13 +17,11 @@ import pytest
 
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
+from tests.vllm.compare import NOISE_LEAST, distance
 from tests.vllm.conftest import CUTS, EVERY_ROW
 from tests.vllm.served import Reply, Served
 
 FAMILIES = ("qwen3_next", "qwen3_5", "granite")
-NOISE_LEAST = 0.05
-"""Log-probabilities of bfloat16 models differ by so much for no reason at all."""
-
 PAGE = 64
 
 
@@ -45,17 +43,6 @@ def cold(engine: Served, prompts: Sequence[Sequence[int]]) -> list[Reply]:
         engine.reset()
         replies += engine.generate([prompt])
     return replies
-
-
-def distance(run: Sequence[Reply], reference: Sequence[Reply]) -> float:
-    """Largest difference of log-probabilities, over tokens that follow the same tokens."""
-    worst = 0.0
-    for ours, theirs in zip(run, reference, strict=True):
-        for step, token in enumerate(ours.tokens):
-            worst = max(worst, abs(ours.logprobs[step] - theirs.logprobs[step]))
-            if token != theirs.tokens[step]:
-                break
-    return worst
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -1,0 +1,33 @@
+"""What the adapter reads of vLLM's request objects.  Only these attributes are relied on.  Pure.
+
+request_id, all_token_ids, num_tokens, num_computed_tokens, prompt_token_ids, prompt_embeds,
+mm_features, lora_request, cache_salt, skip_reading_prefix_cache
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from engine_adapter.vllm.jobs import SpaceKey
+
+
+def space_of(request: Any, adapter_of: Callable[[Any], str], epoch: bytes) -> SpaceKey:
+    """Adapter and salt of a request; `epoch` keeps apart what was cached before a reset."""
+    salt = (request.cache_salt or "").encode()
+    if epoch:
+        salt = hashlib.sha256(epoch + salt).digest()
+    lora = request.lora_request
+    return SpaceKey(adapter_of(lora) if lora is not None else "", salt)
+
+
+def unkeyable(request: Any, space: SpaceKey) -> str:
+    """Why a request's pages have no name; "" where they have one."""
+    if request.lora_request is not None and not space.adapter:
+        return "adapter"
+    if request.mm_features:
+        return "multimodal"
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        return "prompt_embeds"
+    return ""

@@ -1,0 +1,21 @@
+"""Two runs of the same prompts, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.vllm.served import Reply
+
+NOISE_LEAST = 0.05
+"""Log-probabilities of bfloat16 models differ by so much for no reason at all."""
+
+
+def distance(run: Sequence[Reply], reference: Sequence[Reply]) -> float:
+    """Largest difference of log-probabilities, over tokens that follow the same tokens."""
+    worst = 0.0
+    for ours, theirs in zip(run, reference, strict=True):
+        for step, token in enumerate(ours.tokens):
+            worst = max(worst, abs(ours.logprobs[step] - theirs.logprobs[step]))
+            if token != theirs.tokens[step]:
+                break
+    return worst
