@@ -1,4 +1,4 @@
-"""Goal: engines of different tensor-parallel sizes share pages: anchors are stored once, kv by head.
+"""Goal: engines of any tensor-parallel size share pages: anchors are stored once, kv by head.
 Method: one worker reads a text, two workers resume from it and read another, from which one worker
 resumes again.  References are the same engines under a salt, where nothing is found.
 """
