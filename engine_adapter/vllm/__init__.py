@@ -14,8 +14,9 @@
       subject.py    what of a request     stack.py      a group's layers, called from zero
       ledger.py     what is saved         replay.py     anchors -> states
       tally.py      what is counted       spaces.py     sessions by adapter and salt
-      scheduler.py  one half: match,      loader.py     a thread: store -> host memory
-                    agree, save, finish   saver.py      a thread: host memory -> store
+      matching.py   which prefix          loader.py     a thread: store -> host memory
+      scheduler.py  one half: match,      saver.py      a thread: host memory -> store
+                    agree, save, finish
                                           worker.py     the other half: load, replay, save
                                           setup.py      from vLLM's configuration to both
                                           connector.py  both under vLLM's interface

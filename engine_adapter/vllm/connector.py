@@ -16,7 +16,9 @@ arrived, and a load that fails is a request that prefills.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,11 +77,43 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._half = scheduler_half(self._common)
 
     @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """Kv may be resident further than states are: those are replayed."""
+        return True
+
+    @property
     def requires_kv_delivery(self) -> bool:
         """A cache: what is not saved is missed later, nothing more."""
         return False
 
     # ---- scheduler ----
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Puts our view of divergent hits before vLLM's: see matching.py."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        kv_cache_manager.get_computed_blocks_for_connector = functools.partial(
+            self._computed_blocks, kv_cache_manager.get_computed_blocks_for_connector
+        )
+
+    def _computed_blocks(
+        self, theirs: Callable[[Any], tuple[Any, int, int, bool]], request: Any
+    ) -> tuple[Any, int, int, bool]:
+        """(blocks, local tokens, junction, diverged) as the scheduler takes them over."""
+        blocks, resident, junction, has_diverged = theirs(request)
+        if not has_diverged:
+            return blocks, resident, junction, False
+        manager, group = self._kv_cache_manager, self._common.attention_group
+        assert manager is not None
+        agreed = manager.get_computed_blocks(request)
+        local = self._half.match_around(request, resident, agreed[1])
+        if not local:
+            return *agreed, False
+        count = local // self._common.geometry.block_tokens
+        taken = tuple(
+            list(each[:count]) if number == group else []
+            for number, each in enumerate(blocks.blocks)
+        )
+        return manager.create_kv_cache_blocks(taken), local, 0, True
 
     def on_new_request(self, request: Any) -> None:
         self._half.arrived(request)

@@ -51,6 +51,10 @@ class Geometry:
         blocks = np.asarray(block_ids, np.int64)[pages // self.pages_per_block]
         return blocks * self.pages_per_block + pages % self.pages_per_block
 
+    def whole_blocks(self, tokens: int) -> int:
+        """The most tokens up to `tokens` that fill blocks."""
+        return tokens // self.block_tokens * self.block_tokens
+
     def column(self, tokens: int) -> int:
         """Block column that holds the linear state after `tokens` tokens."""
         assert tokens > 0, tokens

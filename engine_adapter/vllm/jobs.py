@@ -45,6 +45,7 @@ class LoadJob:
         session_token: of the session in which the lookup was made.
         window: the exported window.
         page_slots: where its kv pages go; the last of them ends at the resume point.
+        skipped_pages: kv pages at the window's start that vLLM holds already.
         positions: token positions of the rows to replay, ascending.
         tokens: token ids at these positions.
         resume_tokens: where the prefix ends.
@@ -56,6 +57,7 @@ class LoadJob:
     session_token: bytes
     window: bytes
     page_slots: Slots
+    skipped_pages: int
     positions: Positions
     tokens: npt.NDArray[np.int64]
     resume_tokens: int

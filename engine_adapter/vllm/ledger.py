@@ -25,6 +25,7 @@ class Entry:
         space: its adapter and salt.
         lineage: replays behind what it computes.
         loaded: tokens and lineage of the prefix that was loaded last; (0, 0) for none.
+        is_awaiting: a load is under way: its blocks do not hold what it has computed.
         next_page: first page that is neither stored nor somebody else's.
         computed: tokens computed at the end of the last step that it was in; None before.
         is_barred: a load of it has failed: it is not looked up again.
@@ -34,6 +35,7 @@ class Entry:
     space: SpaceKey
     lineage: int = 0
     loaded: tuple[int, int] = (0, 0)
+    is_awaiting: bool = False
     next_page: int = 0
     computed: int | None = None
     is_barred: bool = False

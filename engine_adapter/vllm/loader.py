@@ -103,14 +103,14 @@ class Loader:
     def _copy(self, job: LoadJob) -> Staged:
         parts, anchors = self._parts, torch.empty(0)
         with self._client(job).open_window(job.window) as window:
-            kv = self._kv(window, len(job.page_slots))
+            kv = self._kv(window, job.skipped_pages + len(job.page_slots))
             if self._settings.replays:
                 blocks = window.blocks(parts.shards)
                 copied = _room(len(blocks), parts.anchor_layout)
                 blocks.copy_into(copied)
                 anchors = last_rows(copied, len(job.positions))
             window.verify()
-        return Staged(job, kv, anchors)
+        return Staged(job, kv[job.skipped_pages :], anchors)
 
     def _kv(self, window: Window, pages: int) -> torch.Tensor:
         pieces = []

@@ -13,7 +13,6 @@ Requests are vLLM's own objects; only the attributes used here are relied on.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,45 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from anchorstore.client import Client, NeedAll, NeedWindow
-from anchorstore.client.client import Window
 from anchorstore.keys import DIGEST_BYTES
 from engine_adapter.packing import kept_positions
 from engine_adapter.vllm.geometry import Geometry
 from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob, StepJobs
 from engine_adapter.vllm.ledger import Entry, Ledger, Lineages
+from engine_adapter.vllm.matching import Held, Matcher
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
 from engine_adapter.vllm.subject import space_of, unkeyable
 from engine_adapter.vllm.tally import Tally
 
-WINDOW_SECONDS = 1.0
-"""A window that waits for blocks is looked up again after so long: leases end."""
-
 LINEAGE_MAX = 255
-
-
-@dataclasses.dataclass(slots=True)
-class Held:
-    """A window of a request.
-
-    Attributes:
-        local_tokens: vLLM's own hit when it was looked up.
-        found_at: and when that was.
-        answers: workers that have copied it or failed to.
-        is_wanted: none has failed, and the request is still there.
-    """
-
-    window: Window
-    client: Client
-    local_tokens: int
-    found_at: float
-    answers: int = 0
-    is_wanted: bool = True
-
-    def stands(self, local_tokens: int, now: float) -> bool:
-        """Whether it still answers the same question, and is not about to lose its lease."""
-        return self.local_tokens == local_tokens and now - self.found_at < WINDOW_SECONDS
 
 
 class SchedulerHalf:
@@ -93,6 +65,7 @@ class SchedulerHalf:
         self._settings, self._budget = settings, settings.budget
         self._geometry, self._shards = geometry, shards
         self._state_groups = tuple(state_groups)
+        self._matcher = Matcher(settings, geometry, shards, spaces)
         self._spaces, self._adapter_of, self._workers = spaces, adapter_of, workers
         self._loads_any, self._saves_any = loads, saves
         self._ledger, self._lineages = Ledger(), Lineages(lineages_max)
@@ -111,16 +84,34 @@ class SchedulerHalf:
         """Tokens that can be loaded beyond the `local_tokens` that vLLM holds; 0 for none."""
         held = self._matched.get(request.request_id)
         if held is not None and held.stands(local_tokens, time.monotonic()):
-            return self._resume_tokens(held) - local_tokens
+            return held.external_tokens
         self._let_go(request.request_id)
         entry = self._entry(request)
-        reason = self._unasked(request, entry)
-        found = reason or self._find(request, entry, local_tokens)
+        found = self._unasked(request, entry) or self._matcher.beyond(request, entry, local_tokens)
+        return self._hold(request, entry, local_tokens, found)
+
+    def match_around(self, request: Any, resident_tokens: int, agreed_tokens: int) -> int:
+        """How much of kv that is resident is to be taken over, for a prefix that match() offers
+        next; 0 where vLLM does better with the `agreed_tokens` of which it has the states, too."""
+        held = self._matched.get(request.request_id)
+        if held is not None and held.is_fresh(time.monotonic()):
+            return held.local_tokens
+        self._let_go(request.request_id)
+        entry = self._entry(request)
+        found = self._unasked(request, entry) or self._matcher.around(
+            request, entry, resident_tokens, agreed_tokens
+        )
+        if self._hold(request, entry, agreed_tokens, found):
+            return self._matched[request.request_id].local_tokens
+        return 0
+
+    def _hold(self, request: Any, entry: Entry, local_tokens: int, found: Held | str) -> int:
+        """Keeps a window until vLLM has decided; its external tokens, 0 for none."""
         self._count(request, entry, local_tokens, found)
         if isinstance(found, str):
             return 0
         self._matched[request.request_id] = found
-        return self._resume_tokens(found) - local_tokens
+        return found.external_tokens
 
     def _unasked(self, request: Any, entry: Entry) -> str:
         """Why a request is not looked up at all; "" where it is."""
@@ -141,54 +132,6 @@ class SchedulerHalf:
         self._tally.add("requests", label=found)
         askable = self._budget.askable_pages(request.num_tokens) * self._budget.page_tokens
         self._tally.add("lost_tokens", max(0, askable - local_tokens), found)
-
-    def _find(self, request: Any, entry: Entry, local_tokens: int) -> Held | str:
-        """A window that reaches beyond `local_tokens`, or the reason why there is none."""
-        budget, page = self._budget, self._budget.page_tokens
-        pages = budget.askable_pages(request.num_tokens)
-        if pages - budget.margin_pages <= local_tokens // page:
-            return "local" if local_tokens else "short_prompt"
-        client = self._spaces.get(entry.space)
-        if client is None:
-            return "refused"
-        needs = self._needs(local_tokens // page)
-        if client.root_digest is None:  # never attached: any call tries again
-            with client.lookup(b"", needs) as window:
-                if client.root_digest is None:
-                    return window.miss
-        pages = min(pages, client.max_pages or pages)
-        hashes = entry.hashes(client.root_digest, request.all_token_ids, pages, page)
-        window = client.lookup(
-            hashes,
-            needs,
-            max_lineage=self._settings.max_lineage,
-            margin_pages=budget.margin_pages,
-        )
-        held = Held(window, client, local_tokens, time.monotonic())
-        if window.hit and self._resume_tokens(held) > local_tokens:
-            return held
-        window.release()
-        return window.miss or "local"
-
-    def _needs(self, first_page: int) -> list[NeedAll | NeedWindow]:
-        """Kv of every shard from `first_page` on, and the anchors' window."""
-        needs: list[NeedAll | NeedWindow] = [
-            NeedAll(shard, first_page=first_page) for shard in range(self._shards)
-        ]
-        if self._settings.replays:
-            budget = self._budget
-            needs.append(
-                NeedWindow(
-                    self._shards,
-                    ratio=budget.ratio,
-                    max_rows=budget.max_rows,
-                    rows_per_page=budget.rows_per_page,
-                )
-            )
-        return needs
-
-    def _resume_tokens(self, held: Held) -> int:
-        return held.window.resume_pages * self._budget.page_tokens
 
     def _entry(self, request: Any) -> Entry:
         self._requests[request.request_id] = request
@@ -214,14 +157,14 @@ class SchedulerHalf:
         held = self._matched.pop(request.request_id, None)
         if held is None:
             return
-        if external != self._resume_tokens(held) - held.local_tokens:
+        if external != held.external_tokens:
             held.window.release()
             assert external == 0, (external, held.local_tokens)
             return
         entry = self._entry(request)
         resident = self._lineage_at(request, entry, held.local_tokens)
         lineage = min(max(held.window.lineage, resident) + 1, LINEAGE_MAX)
-        entry.loaded = self._resume_tokens(held), lineage
+        entry.loaded, entry.is_awaiting = (held.resume_tokens, lineage), True
         self._tally.add("reused_tokens", external)
         self._loading[request.request_id] = held
         self._loads.append(self._load_job(request, entry, held, block_ids, kv_group))
@@ -235,7 +178,7 @@ class SchedulerHalf:
         kv_group: int,
     ) -> LoadJob:
         window, budget = held.window, self._budget
-        page, resume = budget.page_tokens, self._resume_tokens(held)
+        page, resume = budget.page_tokens, held.resume_tokens
         positions = np.empty(0, np.int64)
         if self._settings.replays:
             blocks = window.blocks(self._shards)
@@ -254,6 +197,7 @@ class SchedulerHalf:
             self._geometry.page_slots(
                 block_ids[kv_group], held.local_tokens // page, window.resume_pages
             ),
+            held.local_tokens // page - held.first_page,
             positions,
             tokens,
             resume,
@@ -283,7 +227,7 @@ class SchedulerHalf:
         """The request computes its prefix, and is not looked up again."""
         entry = self._ledger.entries.get(request_id)
         if entry is not None:
-            entry.is_barred = True
+            entry.is_barred, entry.loaded = True, (0, 0)
 
     # ---- save ----
 
@@ -301,6 +245,7 @@ class SchedulerHalf:
                 resumed, lineage = entry.loaded
                 is_loaded = start == resumed
                 entry.lineage = lineage if is_loaded else self._lineage_at(request, entry, start)
+            entry.is_awaiting = False
             stop = entry.advance(start, tokens, known, self._budget.page_tokens)
             if stop > entry.next_page:
                 self._save(request, entry, stop, blocks_of(request_id), is_last=False)
@@ -322,7 +267,7 @@ class SchedulerHalf:
             self._loading[request.request_id].is_wanted = False
         entry = self._ledger.leave(request.request_id)
         self._requests.pop(request.request_id, None)
-        if entry is None or entry.computed is None:
+        if entry is None or entry.computed is None or entry.is_awaiting:
             return False
         computed = min(request.num_computed_tokens, len(request.all_token_ids))
         return self._save(

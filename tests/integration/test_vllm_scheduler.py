@@ -126,6 +126,34 @@ def test_match_of_a_stored_prefix_is_its_boundary_less_the_margin(half: Schedule
     assert half.take_counts() == {"requests/hit": 1}
 
 
+@pytest.mark.parametrize(
+    ("resident", "agreed", "local"),
+    [
+        (4 * PAGE, 0, 4 * PAGE),  # resident kv below the resume point: all of it
+        (10 * PAGE, 0, 8 * PAGE),  # above: the block that it lies in is loaded
+        (9 * PAGE, 2 * PAGE, 8 * PAGE),
+        (10 * PAGE, 10 * PAGE, 0),  # vLLM has the states there, too
+        (1 * PAGE, 0, 0),  # less than a block
+    ],
+)
+def test_match_around_resident_kv_takes_whole_blocks_of_it(
+    half: SchedulerHalf, resident: int, agreed: int, local: int
+) -> None:
+    request = Request("a", [*TEXT[:700], 9])
+    assert half.match_around(request, resident, agreed) == local
+    expected = 0 if agreed >= 9 * PAGE else 9 * PAGE - local
+    assert half.match(request, max(local, agreed) if not expected else local) == expected
+
+
+def test_load_on_top_of_resident_kv_skips_what_is_resident(half: SchedulerHalf) -> None:
+    request = Request("a", [*TEXT[:700], 9])
+    assert half.match_around(request, 4 * PAGE, 0) == 4 * PAGE
+    half.allocated(request, [[0, 0, 0, 0, 77], [20, 21, 22, 23, 24]], KV_GROUP, 5 * PAGE)
+    (job,) = step(half).loads
+    assert job.page_slots.tolist() == [44, 45, 46, 47, 48]
+    assert job.skipped_pages == 3, "a block and the margin below what is resident"
+
+
 def test_load_job_names_slots_rows_and_state_blocks(half: SchedulerHalf) -> None:
     (job,) = load(half, Request("a", [*TEXT[:700], 9])).loads
     assert job.page_slots.tolist() == [40, 41, 42, 43, 44, 45, 46, 47, 48]

@@ -108,6 +108,16 @@ class Served:
         """Empties vLLM's own prefix cache."""
         self.ask(op="reset")
 
+    def abort(self, prompt: Sequence[int], steps: int) -> int:
+        """Drops a request after so many steps; blocks in use once the engine has settled."""
+        found: int = self.ask(op="abort", prompt=list(prompt), steps=steps)["blocks"]
+        return found
+
+    def preemptions(self) -> int:
+        """How often a request has lost its blocks so far."""
+        found: int = self.ask(op="preemptions")["count"]
+        return found
+
     def stop(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -197,6 +207,11 @@ def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
 
     if request["op"] == "reset":
         return {"done": llm.reset_prefix_cache()}
+    if request["op"] == "abort":
+        return {"blocks": abort(llm, request["prompt"], request["steps"])}
+    if request["op"] == "preemptions":
+        values = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+        return {"count": int(sum(values))}
     assert request["op"] == "generate", request["op"]
     sampling = SamplingParams(
         temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=1
@@ -220,6 +235,26 @@ def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
             for output in outputs
         ]
     }
+
+
+def abort(llm: Any, prompt: list[int], steps: int) -> int:
+    """See Served.abort."""
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    sampling = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    engine.add_request("dropped", {"prompt_token_ids": prompt}, sampling)
+    for _ in range(steps):
+        engine.step()
+    engine.abort_request(["dropped"])
+    core = engine.engine_core.engine_core
+    for _ in range(1000):
+        if not core.scheduler.has_requests():
+            break
+        engine.step()
+        core.step()
+    pool = core.scheduler.kv_cache_manager.block_pool
+    return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import pytest
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
 from tests.vllm.compare import NOISE_LEAST, distance
-from tests.vllm.conftest import CUTS, EVERY_ROW
+from tests.vllm.conftest import CUTS, EVERY_ROW, text
 from tests.vllm.served import Reply, Served
 
 FAMILIES = ("qwen3_next", "qwen3_5", "granite")
@@ -27,13 +27,25 @@ PAGE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """The five branches under each condition."""
+    """The five branches under each condition.
+
+    Attributes:
+        uncached: stock vLLM, each alone, its cache emptied before.
+        together: the same, all at once: what batching alone changes.
+        native: stock vLLM on its own warm cache.
+        shared: a second engine that never saw the base.
+        zero_state: another, without the anchors.
+        resident: other branches, on the engine that has read the base.
+        resident_uncached: those, under salts.
+    """
 
     uncached: list[Reply]
     together: list[Reply]
     native: list[Reply]
     shared: list[Reply]
     zero_state: list[Reply]
+    resident: list[Reply]
+    resident_uncached: list[Reply]
 
 
 def cold(engine: Served, prompts: Sequence[Sequence[int]]) -> list[Reply]:
@@ -58,6 +70,9 @@ def runs(
     logs = tmp_path_factory.mktemp("logs")
     with Served(model, logs / "reader", daemon=daemon.address, extra=EVERY_ROW) as engine:
         engine.generate([base])
+        others = [base[:cut] + text(200 + cut, 37) for cut in CUTS]
+        resident_uncached = [engine.generate([p], salts=[str(p[-1])])[0] for p in others]
+        resident = [engine.generate([other])[0] for other in others]
     second: dict[str, Any] = {"daemon": daemon.address, "role": "kv_consumer"}
     with Served(model, logs / "second", **second, extra=EVERY_ROW) as engine:
         shared = cold(engine, branches)
@@ -71,7 +86,7 @@ def runs(
         engine.reset()
         engine.generate([base])
         native = [engine.generate([branch])[0] for branch in branches]
-    return Runs(uncached, together, native, shared, zero_state)
+    return Runs(uncached, together, native, shared, zero_state, resident, resident_uncached)
 
 
 def test_branches_on_an_engine_that_never_saw_the_base_resume_at_their_page(runs: Runs) -> None:
@@ -80,6 +95,12 @@ def test_branches_on_an_engine_that_never_saw_the_base_resume_at_their_page(runs
     assert [reply.cached for reply in runs.shared] == wanted
     assert [reply.cached for reply in runs.zero_state] == wanted
     assert sum(reply.cached for reply in runs.native) < sum(wanted)
+
+
+def test_branches_on_the_engine_that_has_read_the_base_resume_at_their_page(runs: Runs) -> None:
+    assert [reply.cached for reply in runs.resident] == [cut // PAGE * PAGE for cut in CUTS]
+    floor = max(NOISE_LEAST, distance(runs.together, runs.uncached))
+    assert distance(runs.resident, runs.resident_uncached) <= floor
 
 
 def test_branches_with_every_row_replayed_answer_as_a_full_prefill_does(runs: Runs) -> None:
