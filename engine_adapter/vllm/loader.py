@@ -124,7 +124,7 @@ class Loader:
         """Joined to the session of the job's window; it follows its windows to later sessions."""
         client = self._clients.get(job.space)
         if client is None:
-            options = self._settings.client_options("vllm-reader", staging_bytes=0)
+            options = self._settings.thread_options("vllm-reader", 0)
             client = self._clients[job.space] = Client.join(job.session_token, options=options)
             if len(self._clients) > self._settings.spaces_max:
                 self._clients.popitem(last=False)[1].close()

@@ -119,8 +119,8 @@ class Matcher:
         """The longest prefix with kv from `first_page` on, or the reason why there is none."""
         budget = self._budget
         client = self._spaces.get(entry.space)
-        if client is None:
-            return "refused"
+        if isinstance(client, str):
+            return client
         needs = self._needs(first_page)
         if client.root_digest is None:  # never attached: any call tries again
             with client.lookup(b"", needs) as window:

@@ -86,8 +86,8 @@ class Saver:
 
     def _put(self, copied: Copied) -> None:
         client = self._spaces.get(copied.space)
-        if client is None:
-            self._unsaved(copied, "refused")
+        if isinstance(client, str):
+            self._unsaved(copied, client)
             return
         hashes, pages = copied.hashes, len(copied.hashes) // DIGEST_BYTES
         batch = min(PAGES_PER_PUT, client.max_pages or PAGES_PER_PUT)

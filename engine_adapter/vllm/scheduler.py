@@ -141,8 +141,8 @@ class SchedulerHalf:
     def _lineage_at(self, request: Any, entry: Entry, tokens: int) -> int:
         """Replays behind what vLLM's own cache holds of the request's first `tokens`."""
         pages = tokens // self._budget.page_tokens
-        client = self._spaces.get(entry.space) if pages and self._lineages else None
-        if client is None or client.root_digest is None:
+        client = self._spaces.get(entry.space) if pages and self._lineages else ""
+        if isinstance(client, str) or client.root_digest is None:
             return 0
         page = self._budget.page_tokens
         hashes = entry.hashes(client.root_digest, request.all_token_ids, pages, page)
@@ -281,7 +281,7 @@ class SchedulerHalf:
         if not self._saves_any or unkeyable(request, entry.space):
             return False
         client = self._spaces.get(entry.space)
-        if client is None or client.root_digest is None:
+        if isinstance(client, str) or client.root_digest is None:
             return False
         stop = min(stop, len(block_ids) * self._geometry.pages_per_block)
         pages = entry.take(stop)

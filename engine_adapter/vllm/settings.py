@@ -39,7 +39,9 @@ class Settings:
         model: the namespace's model; the served model's last path part by default.
         kv_shards: pieces that the key-value heads are stored in; engines of any tensor-parallel
             size up to this share pages.  0: one a head, at most 8.
-        deadline_seconds: longest that one call may hold up the scheduler or a worker's thread.
+        deadline_seconds: longest that one lookup may hold up the scheduler.
+        thread_deadline_seconds: longest that one call of a worker's threads takes, which hold up
+            nobody but the request that waits for its prefix.
         retry_seconds: after a daemon did not answer, it is left alone for so long.
         spaces_max: sessions held at a time, one an adapter and salt.
         staging_mebibytes: memory a session and worker for blocks on their way to the daemon.
@@ -58,6 +60,7 @@ class Settings:
     model: str = ""
     kv_shards: int = 0
     deadline_seconds: float = 0.25
+    thread_deadline_seconds: float = 5.0
     retry_seconds: float = 1.0
     spaces_max: int = 64
     staging_mebibytes: int = 16
@@ -94,12 +97,19 @@ class Settings:
         """Whether states are rebuilt from anchors."""
         return self.strategy == "suffix_replay"
 
-    def client_options(self, name: str, *, staging_bytes: int) -> ClientOptions:
-        """For a client called `name` in the daemon's lists."""
+    def lookup_options(self, name: str) -> ClientOptions:
+        """For a client of the scheduler, called `name` in the daemon's lists."""
+        return self._options(name, self.deadline_seconds, 0)
+
+    def thread_options(self, name: str, staging_bytes: int) -> ClientOptions:
+        """For a client of a worker's thread; without staging memory it only reads."""
+        return self._options(name, self.thread_deadline_seconds, staging_bytes)
+
+    def _options(self, name: str, deadline_seconds: float, staging_bytes: int) -> ClientOptions:
         return ClientOptions(
             name=name,
             token=self.token,
-            deadline_seconds=self.deadline_seconds,
+            deadline_seconds=deadline_seconds,
             retry_seconds=self.retry_seconds,
             staging_bytes=staging_bytes,
         )

@@ -20,7 +20,7 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
-from anchorstore.client import Client, NamespaceSpec
+from anchorstore.client import Client, ClientOptions, NamespaceSpec
 from anchorstore.errors import ModelError
 from anchorstore.families import AnchorSpec
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
@@ -140,15 +140,10 @@ class Common:
         heads = self.spec.kv_heads // self.shards
         return self.kv_layout.with_heads(shard * heads, (shard + 1) * heads)
 
-    def connect(
-        self, key: SpaceKey, layouts: list[Layout], name: str, staging_bytes: int
-    ) -> Client:
+    def connect(self, key: SpaceKey, layouts: list[Layout], options: ClientOptions) -> Client:
         """A session of its own for `key`."""
         return Client.connect(
-            self.settings.daemon,
-            namespace=self.namespace(key),
-            layouts=layouts,
-            options=self.settings.client_options(name, staging_bytes=staging_bytes),
+            self.settings.daemon, namespace=self.namespace(key), layouts=layouts, options=options
         )
 
 
@@ -166,9 +161,8 @@ def scheduler_half(common: Common) -> SchedulerHalf:
     """Looks up in sessions that know every shard."""
     layouts: list[Layout] = [common.shard_layout(shard) for shard in range(common.shards)]
     layouts.append(common.anchor_layout)
-    spaces = Spaces(
-        lambda key: common.connect(key, layouts, "vllm-scheduler", 0), common.settings.spaces_max
-    )
+    options = common.settings.lookup_options("vllm-scheduler")
+    spaces = Spaces(lambda key: common.connect(key, layouts, options), common.settings.spaces_max)
     spaces.get(SpaceKey())
     return SchedulerHalf(
         common.settings,
@@ -213,10 +207,11 @@ def worker_half(common: Common, caches: Mapping[str, torch.Tensor]) -> WorkerHal
         layouts += [common.shard_layout(shard) for shard in share.shards]
     if is_first:
         layouts.append(common.anchor_layout)
-    staging = settings.staging_mebibytes * MEBIBYTE
+    options = settings.thread_options(f"vllm-worker-{rank}", settings.staging_mebibytes * MEBIBYTE)
     spaces = Spaces(
-        lambda key: common.connect(key, layouts, f"vllm-worker-{rank}", staging),
+        lambda key: common.connect(key, layouts, options),
         settings.spaces_max,
+        settings.retry_seconds,
     )
     tally = Tally()
     saver = Saver(spaces, settings.queue_mebibytes * MEBIBYTE, tally)

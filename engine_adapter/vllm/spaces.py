@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 from collections.abc import Callable
 
 from anchorstore.client import Client
@@ -20,33 +21,39 @@ log = logging.getLogger("anchorstore.vllm")
 
 
 class Spaces:
-    """At most `limit` clients; `connect` makes one."""
+    """At most `limit` clients; `connect` makes one.
 
-    def __init__(self, connect: Callable[[SpaceKey], Client], limit: int) -> None:
+    A new client waits for the daemon as long as its deadline; so once one has waited in vain, no
+    other is made for `retry_seconds`.
+    """
+
+    def __init__(
+        self, connect: Callable[[SpaceKey], Client], limit: int, retry_seconds: float
+    ) -> None:
         self._connect = connect
-        self._limit = limit
+        self._limit, self._retry_seconds = limit, retry_seconds
+        self._retry_at = 0.0
         self._clients: collections.OrderedDict[SpaceKey, Client] = collections.OrderedDict()
 
-    def get(self, key: SpaceKey) -> Client | None:
-        """The client of `key`; None where the daemon refuses the session."""
+    def get(self, key: SpaceKey) -> Client | str:
+        """The client of `key`, or the reason why there is none."""
         client = self._clients.get(key)
         if client is None:
+            if time.monotonic() < self._retry_at:
+                return "unreachable"
             try:
                 client = self._connect(key)
             except AnchorStoreError as error:
                 log.warning("no session for adapter %r: %s", key.adapter, error)
-                return None
+                self._retry_at = time.monotonic() + self._retry_seconds
+                return "refused"
+            if not client.attached:
+                self._retry_at = time.monotonic() + self._retry_seconds
             self._clients[key] = client
             if len(self._clients) > self._limit:
                 self._clients.popitem(last=False)[1].close()
         self._clients.move_to_end(key)
         return client
-
-    def drop(self, key: SpaceKey) -> None:
-        """Closes the client of `key`, if there is one."""
-        client = self._clients.pop(key, None)
-        if client is not None:
-            client.close()
 
     def close(self) -> None:
         """Closes them all."""

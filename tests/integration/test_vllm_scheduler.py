@@ -79,7 +79,7 @@ def stored(daemon: Daemon) -> None:
 @pytest.fixture
 def half(daemon: Daemon, stored: None) -> Iterator[SchedulerHalf]:
     settings = Settings(daemon.address, margin_tokens=PAGE, deadline_seconds=5.0)
-    options = settings.client_options("scheduler", staging_bytes=0)
+    options = settings.lookup_options("scheduler")
 
     def connect(key: SpaceKey) -> Client:
         return Client.connect(
@@ -91,7 +91,7 @@ def half(daemon: Daemon, stored: None) -> Iterator[SchedulerHalf]:
         Geometry(PAGE, BLOCK),
         shards=2,
         state_groups=[STATE_GROUP],
-        spaces=Spaces(connect, limit=4),
+        spaces=Spaces(connect, limit=4, retry_seconds=1.0),
         adapter_of=lambda lora: str(lora),
         workers=WORKERS,
         lineages_max=100,

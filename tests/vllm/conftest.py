@@ -26,8 +26,9 @@ EVERY_ROW: dict[str, Any] = {
     "ratio": 1.0,
     "max_rows": 1_000_000,
     "margin_tokens": 0,
+    "deadline_seconds": 5.0,
 }
-"""All rows kept and replayed, no margin: nothing is approximated."""
+"""All rows kept and replayed, no margin: nothing is approximated; patience on a busy machine."""
 
 
 def text(seed: int, tokens: int) -> list[int]:
