@@ -162,7 +162,11 @@ def scheduler_half(common: Common) -> SchedulerHalf:
     layouts: list[Layout] = [common.shard_layout(shard) for shard in range(common.shards)]
     layouts.append(common.anchor_layout)
     options = common.settings.lookup_options("vllm-scheduler")
-    spaces = Spaces(lambda key: common.connect(key, layouts, options), common.settings.spaces_max)
+    spaces = Spaces(
+        lambda key: common.connect(key, layouts, options),
+        common.settings.spaces_max,
+        common.settings.retry_seconds,
+    )
     spaces.get(SpaceKey())
     return SchedulerHalf(
         common.settings,

@@ -256,7 +256,7 @@ def test_request_while_the_daemon_is_gone_finds_nothing(tmp_path: pathlib.Path) 
         Geometry(PAGE, BLOCK),
         2,
         [0],
-        Spaces(connect, 1),
+        Spaces(connect, 1, 1.0),
         str,
         1,
         1,
