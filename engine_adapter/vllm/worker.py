@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import torch
@@ -21,12 +22,15 @@ from engine_adapter.vllm.replay import replay
 from engine_adapter.vllm.saver import Copied, Saver
 from engine_adapter.vllm.tally import Tally
 
+log = logging.getLogger("anchorstore.vllm")
+
 
 class WorkerHalf:
     """Acts on the jobs of each step."""
 
     def __init__(self, parts: Parts, loader: Loader, saver: Saver, tally: Tally) -> None:
         self._parts, self._loader, self._saver, self._tally = parts, loader, saver, tally
+        self._has_warned = False
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._sent: set[str] = set()
@@ -91,8 +95,19 @@ class WorkerHalf:
             for position, cut in enumerate(cuts):
                 blocks[position] = cut.contiguous().cpu()
         if parts.saves_anchors:
-            blocks[len(blocks)] = parts.pool.read(job.page_slots).contiguous().cpu()
+            anchors = parts.pool.read(job.page_slots).contiguous().cpu()
+            if not bool(anchors.flatten(2).any(2).all()):
+                self._report_no_capture(len(job.page_slots))
+                return {}
+            blocks[len(blocks)] = anchors
         return blocks
+
+    def _report_no_capture(self, pages: int) -> None:
+        """Rows of zeros: nothing was captured, say by code that was compiled without the taps."""
+        if not self._has_warned:
+            log.error("pages without captured rows are not saved: the model runs without its taps")
+        self._has_warned = True
+        self._tally.add("pages_unsaved", pages, "no_capture")
 
     # ---- report ----
 
