@@ -21,7 +21,7 @@ from tests.vllm.compare import NOISE_LEAST, distance
 from tests.vllm.conftest import CUTS, EVERY_ROW, text
 from tests.vllm.served import Reply, Served
 
-FAMILIES = ("qwen3_next", "qwen3_5", "granite")
+FAMILIES = ("qwen3_next", "qwen3_5", "granite", "nemotron")
 PAGE = 64
 
 

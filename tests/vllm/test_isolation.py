@@ -1,0 +1,38 @@
+"""Goal: other weights under the same name never hit, and what cannot work is refused at start.
+Method: two models that differ in their seed alone, one name, one text; an engine with pages that do
+not divide its blocks.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from anchorstore.testing.daemon import Daemon
+from tests.vllm import tiny
+from tests.vllm.conftest import EVERY_ROW, text
+from tests.vllm.served import Served
+
+
+def test_prefix_of_other_weights_is_never_found(
+    models: pathlib.Path, daemon: Daemon, tmp_path: pathlib.Path
+) -> None:
+    prompt = text(110, 700)
+    shared: dict[str, Any] = {"daemon": daemon.address, "extra": {**EVERY_ROW, "model": "tiny"}}
+    first, other = tiny.make("qwen3_5", models), tiny.make("qwen3_5", models, seed=1)
+    with Served(first, tmp_path / "first", **shared) as engine:
+        engine.generate([prompt])
+        engine.reset()
+        assert engine.generate([prompt])[0].cached == 640
+    with Served(other, tmp_path / "other", **shared) as engine:
+        assert engine.generate([prompt])[0].cached == 0
+
+
+def test_pages_that_do_not_divide_a_block_are_refused_at_start(
+    models: pathlib.Path, daemon: Daemon, tmp_path: pathlib.Path
+) -> None:
+    extra = {**EVERY_ROW, "page_tokens": 48, "rows_per_page": 48}
+    with pytest.raises(RuntimeError, match="48 tokens do not divide its blocks"):
+        Served(tiny.make("qwen3_5", models), tmp_path / "log", daemon=daemon.address, extra=extra)
