@@ -13,6 +13,7 @@ that it changes `hidden`, which flows on; without that a compiler would drop it 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,15 +29,25 @@ OWNER = "anchorstore.anchors"
 _LIBRARY = torch.library.Library("anchorstore", "FRAGMENT")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a pass that are kept: of which tokens (None: the first so many), and where."""
+
+    tokens: torch.Tensor | None
+    pages: torch.Tensor
+    at: torch.Tensor
+
+
 class AnchorPool:
     """Anchors of every page slot of one worker; without memory until `allocate`."""
 
     def __init__(self, layout: AnchorLayout, adds_residual: bool) -> None:
         """`adds_residual`: whether the stream is the sum of a layer's two arguments."""
         self.layout, self.adds_residual = layout, adds_residual
-        self.rows_seen = 0
         self._pool: torch.Tensor | None = None
         self._slots_of = ""
+        self._context: Any = None
+        self._rows: Rows | None = None
 
     def allocate(self, page_slots: int, device: torch.device, attention_layer: str) -> None:
         """Memory for so many pages, and one more that takes the rows that are not kept."""
@@ -49,31 +60,51 @@ class AnchorPool:
         assert self._pool is not None, "read before it was allocated"
         return self._pool[torch.from_numpy(page_slots).to(self._pool.device)]
 
-    def keep(self, group: int, stream: torch.Tensor, slots: torch.Tensor) -> None:
-        """Keep what of `stream` [tokens, hidden] belongs to the last rows of pages."""
+    def rows_of(self, slots: torch.Tensor, *, shape_may_vary: bool) -> Rows:
+        """Which of the tokens at `slots` are kept, and where.
+
+        Where no shape may depend on data (a graph records what follows) all of them go somewhere,
+        those that are not kept to the page that nobody reads.
+        """
         assert self._pool is not None
         page_tokens, rows = self.layout.page_tokens, self.layout.rows
-        slots = slots[: stream.shape[0]]
         row = slots % page_tokens - (page_tokens - rows)
         is_kept = (slots >= 0) & (row >= 0)
-        if stream.is_cuda:  # no shape may depend on data: a graph records this
+        if not shape_may_vary:
             pages = torch.where(is_kept, slots // page_tokens, self._pool.shape[0] - 1)
-            self._pool[pages, group, row.clamp(min=0)] = stream[: len(slots)].to(self._pool.dtype)
-            return
+            return Rows(None, pages, row.clamp(min=0))
         kept = is_kept.nonzero().squeeze(1)
-        self.rows_seen += len(kept)
-        pages, at = slots[kept] // page_tokens, row[kept]
-        self._pool[pages, group, at] = stream[kept].to(self._pool.dtype)
+        return Rows(kept, slots[kept] // page_tokens, row[kept])
+
+    def keep(self, group: int, stream: torch.Tensor, rows: Rows) -> None:
+        """Keep `rows` of `stream` [tokens, hidden], what enters stored group `group`."""
+        assert self._pool is not None
+        taken = stream[: len(rows.pages)] if rows.tokens is None else stream[rows.tokens]
+        self._pool[rows.pages, group, rows.at] = taken.to(self._pool.dtype)
 
     def observe(
         self, group: int, hidden: torch.Tensor, residual: torch.Tensor | None, context: Any
     ) -> None:
         """What the operator does: nothing before there is memory, or outside a real pass."""
-        slots = context.slot_mapping
-        if self._pool is None or not isinstance(slots, dict) or self._slots_of not in slots:
+        if self._pool is None:
             return
-        stream = hidden if residual is None or not self.adds_residual else hidden + residual
-        self.keep(group, stream, slots[self._slots_of])
+        if context is not self._context:  # once a pass; its slots are the same for every group
+            slots = context.slot_mapping
+            is_real = isinstance(slots, dict) and self._slots_of in slots
+            self._rows = None
+            if is_real:
+                own = slots[self._slots_of]
+                self._rows = self.rows_of(own, shape_may_vary=not hidden.is_cuda)
+            self._context = context
+        rows = self._rows
+        if rows is None or len(rows.pages) == 0:
+            return
+        addend = residual if self.adds_residual else None
+        if rows.tokens is not None:  # add up what is kept alone
+            hidden = hidden[rows.tokens]
+            addend = None if addend is None else addend[rows.tokens]
+        everything = Rows(None, rows.pages, rows.at)
+        self.keep(group, hidden if addend is None else hidden + addend, everything)
 
 
 def _capture(hidden: torch.Tensor, residual: torch.Tensor | None, group: int, owner: str) -> None:

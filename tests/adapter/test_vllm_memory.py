@@ -5,7 +5,9 @@ Method: caches in three layouts behind kernels written here; a pool against plai
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,25 +84,54 @@ def test_cache_that_rounds_its_elements_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_pool_after_passes_of_any_size_holds_the_last_rows(rows: int) -> None:
+@pytest.mark.parametrize("shape_may_vary", [True, False])
+def test_pool_after_passes_of_any_size_holds_the_last_rows(rows: int, shape_may_vary: bool) -> None:
     layout = AnchorLayout(groups=2, rows=rows, hidden=5, dtype="float32", page_tokens=8)
     pool = AnchorPool(layout, adds_residual=False)
     pool.allocate(6, torch.device("cpu"), "layer")
     slots = torch.tensor([*range(16, 24), *range(40, 48), 8, 9])  # page slots 2, 5, and part of 1
     stream = torch.arange(len(slots) * 5, dtype=torch.float32).reshape(len(slots), 5)
     for first, stop in ((0, 5), (5, 6), (6, len(slots))):
+        kept = pool.rows_of(slots[first:stop], shape_may_vary=shape_may_vary)
         for group in range(2):
-            pool.keep(group, stream[first:stop] + 1000 * group, slots[first:stop])
+            pool.keep(group, stream[first:stop] + 1000 * group, kept)
     pages = pool.read(np.array([2, 5]))
     for page, start in enumerate((0, 8)):
-        kept = stream[start + 8 - rows : start + 8]
-        assert torch.equal(pages[page, 0], kept)
-        assert torch.equal(pages[page, 1], kept + 1000)
+        wanted = stream[start + 8 - rows : start + 8]
+        assert torch.equal(pages[page, 0], wanted)
+        assert torch.equal(pages[page, 1], wanted + 1000)
 
 
-def test_pool_given_padding_keeps_nothing_of_it() -> None:
+@pytest.mark.parametrize("shape_may_vary", [True, False])
+def test_pool_given_padding_keeps_nothing_of_it(shape_may_vary: bool) -> None:
     layout = AnchorLayout(groups=1, rows=8, hidden=2, dtype="float32", page_tokens=8)
     pool = AnchorPool(layout, adds_residual=False)
     pool.allocate(2, torch.device("cpu"), "layer")
-    pool.keep(0, torch.ones(4, 2), torch.tensor([-1, -1, -1, -1]))
+    padding = torch.tensor([-1, -1, -1, -1])
+    pool.keep(0, torch.ones(4, 2), pool.rows_of(padding, shape_may_vary=shape_may_vary))
     assert not pool.read(np.arange(2)).any()
+
+
+@dataclasses.dataclass
+class Pass:
+    """What of vLLM's forward context the pool looks at."""
+
+    slot_mapping: Any
+
+
+@pytest.mark.parametrize("adds_residual", [True, False])
+def test_pool_sees_each_pass_with_slots_of_its_own(adds_residual: bool) -> None:
+    layout = AnchorLayout(groups=2, rows=1, hidden=2, dtype="float32", page_tokens=4)
+    pool = AnchorPool(layout, adds_residual)
+    pool.observe(0, torch.ones(4, 2), None, Pass({"layer": torch.arange(4)}))  # no memory yet
+    pool.allocate(3, torch.device("cpu"), "layer")
+    slots = torch.arange(4)
+    for page, value in ((0, 1.0), (2, 5.0)):
+        context = Pass({"layer": slots + 4 * page})
+        for group in range(2):
+            hidden = torch.full((4, 2), value + group)
+            pool.observe(group, hidden, torch.full((4, 2), 10.0), context)
+    pool.observe(0, torch.full((4, 2), 9.0), None, Pass({}))  # a pass without slots: a replay
+    extra = 10.0 if adds_residual else 0.0
+    found = pool.read(np.arange(3))[:, :, 0, 0].tolist()
+    assert found == [[1 + extra, 2 + extra], [0, 0], [5 + extra, 6 + extra]]

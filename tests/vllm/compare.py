@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.vllm.served import Reply
+from tests.vllm.served import Reply, Served
 
 NOISE_LEAST = 0.05
 """Log-probabilities of bfloat16 models differ by so much for no reason at all."""
@@ -19,3 +19,14 @@ def distance(run: Sequence[Reply], reference: Sequence[Reply]) -> float:
             if token != theirs.tokens[step]:
                 break
     return worst
+
+
+def cold(
+    engine: Served, prompts: Sequence[Sequence[int]], salts: Sequence[str] = ()
+) -> list[Reply]:
+    """Each prompt alone, vLLM's own cache emptied before it; `salts`: one a prompt, or none."""
+    replies = []
+    for number, prompt in enumerate(prompts):
+        engine.reset()
+        replies += engine.generate([prompt], salts=salts[number : number + 1])
+    return replies

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
-from tests.vllm.compare import NOISE_LEAST, distance
+from tests.vllm.compare import NOISE_LEAST, cold, distance
 from tests.vllm.conftest import CUTS, EVERY_ROW, text
 from tests.vllm.served import Reply, Served
 
@@ -46,15 +45,6 @@ class Runs:
     zero_state: list[Reply]
     resident: list[Reply]
     resident_uncached: list[Reply]
-
-
-def cold(engine: Served, prompts: Sequence[Sequence[int]]) -> list[Reply]:
-    """Each prompt alone, vLLM's own cache emptied before it."""
-    replies = []
-    for prompt in prompts:
-        engine.reset()
-        replies += engine.generate([prompt])
-    return replies
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

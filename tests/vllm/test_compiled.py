@@ -12,7 +12,7 @@ from typing import Any
 
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
-from tests.vllm.compare import NOISE_LEAST, distance
+from tests.vllm.compare import NOISE_LEAST, cold, distance
 from tests.vllm.conftest import CUTS, EVERY_ROW
 from tests.vllm.served import Served
 
@@ -32,18 +32,17 @@ def test_branches_on_compiled_engines_differ_by_no_more_than_compiling_does(
         "options": {"enforce_eager": False},
         "variables": {"VLLM_CACHE_ROOT": str(tmp_path / "compiled")},
     }
-    salts = [str(cut) for cut in CUTS]
     with Served(model, tmp_path / "eager") as engine:
-        eager = [engine.generate([p], salts=[s])[0] for p, s in zip(branches, salts, strict=True)]
+        eager = cold(engine, branches)
     with Served(model, tmp_path / "reader", **compiled, extra=EVERY_ROW) as engine:
         engine.generate([base])
-        plain = [engine.generate([p], salts=[s])[0] for p, s in zip(branches, salts, strict=True)]
+        plain = cold(engine, branches, [str(cut) for cut in CUTS])
     second = {**compiled, "role": "kv_consumer"}
     with Served(model, tmp_path / "second", **second, extra=EVERY_ROW) as engine:
-        shared = [engine.generate([prompt], salts=[])[0] for prompt in branches]
+        shared = cold(engine, branches)
     control = {**EVERY_ROW, "strategy": "kv_only"}
     with Served(model, tmp_path / "zero", **second, extra=control) as engine:
-        zero_state = [engine.generate([prompt])[0] for prompt in branches]
+        zero_state = cold(engine, branches)
     assert [reply.cached for reply in plain] == [0] * len(CUTS)
     assert [reply.cached for reply in shared] == [cut // PAGE * PAGE for cut in CUTS]
     floor = max(NOISE_LEAST, distance(eager, plain))
