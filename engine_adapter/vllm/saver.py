@@ -15,6 +15,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -37,6 +38,7 @@ class Copied:
 
     Attributes:
         blocks: by layout of the session, [pages, *layout.shape] in host memory, contiguous.
+        arrived: set once they hold what was copied; None where they do already.
     """
 
     space: SpaceKey
@@ -45,6 +47,7 @@ class Copied:
     hashes: bytes
     blocks: Mapping[int, torch.Tensor]
     lineage: int
+    arrived: Any = None
 
     @property
     def size_bytes(self) -> int:
@@ -52,11 +55,25 @@ class Copied:
         return sum(each.numel() * each.element_size() for each in self.blocks.values())
 
 
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in host memory, contiguous; from a device it is still on its way (see arrival)."""
+    if not tensor.is_cuda:
+        return tensor.contiguous()
+    target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return target.copy_(tensor, non_blocking=True)
+
+
+def arrival(device: torch.device) -> Any:
+    """Something to wait for until copies that were started on `device` have arrived, or None."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
 class Saver:
     """Puts pages from a thread of its own."""
 
-    def __init__(self, spaces: Spaces, queue_bytes: int, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, spaces: Spaces, anchors: int, queue_bytes: int, tally: Tally) -> None:
+        """`anchors`: position of the anchors among the layouts of a session; it may have none."""
+        self._tally, self._anchors, self._has_warned = tally, anchors, False
         self._spaces, self._room = spaces, queue_bytes
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Copied | None] = queue.SimpleQueue()
@@ -85,6 +102,12 @@ class Saver:
         self._spaces.close()
 
     def _put(self, copied: Copied) -> None:
+        if copied.arrived is not None:
+            copied.arrived.synchronize()
+        anchors = copied.blocks.get(self._anchors)
+        if anchors is not None and not bool(anchors.flatten(2).any(2).all()):
+            self._report_no_capture(copied)
+            return
         client = self._spaces.get(copied.space)
         if isinstance(client, str):
             self._unsaved(copied, client)
@@ -101,10 +124,18 @@ class Saver:
                 {layout: list(each[first:stop]) for layout, each in copied.blocks.items()},
                 lineage=copied.lineage,
             )
-            for kind in ("sealed", "known", "declined", "mismatched"):
-                self._tally.add("blocks", getattr(outcome, kind), kind)
             if outcome.reason in MISS_REASONS:  # nobody was asked
                 self._tally.add("pages_unsaved", stop - first, outcome.reason)
+                continue
+            for kind in ("sealed", "known", "declined", "mismatched"):
+                self._tally.add("blocks", getattr(outcome, kind), kind)
+
+    def _report_no_capture(self, copied: Copied) -> None:
+        """Rows of zeros: nothing was captured, say by code that was compiled without the taps."""
+        if not self._has_warned:
+            log.error("pages without captured rows are not saved: the model runs without its taps")
+        self._has_warned = True
+        self._unsaved(copied, "no_capture")
 
     def _unsaved(self, copied: Copied, reason: str) -> None:
         self._tally.add("pages_unsaved", len(copied.hashes) // DIGEST_BYTES, reason)

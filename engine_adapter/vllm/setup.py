@@ -218,7 +218,8 @@ def worker_half(common: Common, caches: Mapping[str, torch.Tensor]) -> WorkerHal
         settings.retry_seconds,
     )
     tally = Tally()
-    saver = Saver(spaces, settings.queue_mebibytes * MEBIBYTE, tally)
+    anchors = len(share.shards) if share.is_writer else 0
+    saver = Saver(spaces, anchors, settings.queue_mebibytes * MEBIBYTE, tally)
     return WorkerHalf(parts, Loader(parts, settings), saver, tally)
 
 

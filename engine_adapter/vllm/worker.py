@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import torch
@@ -19,10 +18,8 @@ from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob
 from engine_adapter.vllm.loader import Loader
 from engine_adapter.vllm.parts import Parts
 from engine_adapter.vllm.replay import replay
-from engine_adapter.vllm.saver import Copied, Saver
+from engine_adapter.vllm.saver import Copied, Saver, arrival, host_copy
 from engine_adapter.vllm.tally import Tally
-
-log = logging.getLogger("anchorstore.vllm")
 
 
 class WorkerHalf:
@@ -30,7 +27,6 @@ class WorkerHalf:
 
     def __init__(self, parts: Parts, loader: Loader, saver: Saver, tally: Tally) -> None:
         self._parts, self._loader, self._saver, self._tally = parts, loader, saver, tally
-        self._has_warned = False
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._sent: set[str] = set()
@@ -81,6 +77,7 @@ class WorkerHalf:
                         job.hashes,
                         blocks,
                         job.lineage,
+                        arrival(self._parts.pages.device),
                     )
                 )
             if job.is_last:
@@ -93,21 +90,10 @@ class WorkerHalf:
             pages = parts.pages.read(job.page_slots)
             cuts = pages.chunk(len(parts.share.shards), dim=4)
             for position, cut in enumerate(cuts):
-                blocks[position] = cut.contiguous().cpu()
+                blocks[position] = host_copy(cut)
         if parts.saves_anchors:
-            anchors = parts.pool.read(job.page_slots).contiguous().cpu()
-            if not bool(anchors.flatten(2).any(2).all()):
-                self._report_no_capture(len(job.page_slots))
-                return {}
-            blocks[len(blocks)] = anchors
+            blocks[len(blocks)] = host_copy(parts.pool.read(job.page_slots))
         return blocks
-
-    def _report_no_capture(self, pages: int) -> None:
-        """Rows of zeros: nothing was captured, say by code that was compiled without the taps."""
-        if not self._has_warned:
-            log.error("pages without captured rows are not saved: the model runs without its taps")
-        self._has_warned = True
-        self._tally.add("pages_unsaved", pages, "no_capture")
 
     # ---- report ----
 

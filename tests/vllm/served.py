@@ -78,7 +78,11 @@ class Served:
             env={**environment(), **(variables or {})},
         )
         self._path = log
-        self._read()
+        try:
+            self._read()
+        except RuntimeError:
+            self.stop()
+            raise
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -121,8 +125,8 @@ class Served:
     def stop(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
         if self._process.poll() is None:
-            self._process.stdin.close()
             try:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
