@@ -143,7 +143,12 @@ class AsyncDriver:
 async def _work(work: Work) -> Any:
     if work.size_bytes < THREAD_BYTES:
         return work.function()
-    return await asyncio.to_thread(work.function)
+    thread = asyncio.ensure_future(asyncio.to_thread(work.function))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait({thread})  # it still writes to the caller's memory
+        raise
 
 
 class _Link(asyncio.BufferedProtocol):

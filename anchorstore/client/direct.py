@@ -17,6 +17,7 @@ checks its reads anyway, the copy's checksum decides.
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -49,7 +50,8 @@ class DirectReader:
     find-and-copy may run on any thread; the rest runs under the client's lock.
 
     Attributes:
-        is_known: whether the daemon has been asked for its hints.
+        is_known: whether the daemon has said whether it has hints.
+        asked_again_at: before that it is not asked once more.
         touched: path hashes of pages read since the daemon was told last.
     """
 
@@ -67,6 +69,7 @@ class DirectReader:
         self._hints: HintView | None = None
         self._epoch = 0  # under which the namespace was last seen to be on
         self.is_known = False
+        self.asked_again_at = 0.0
         self.touched: dict[bytes, None] = {}
 
     def open(self, hints: HintView | None) -> None:
@@ -85,19 +88,20 @@ class DirectReader:
     def may_read(self) -> bool:
         """Whether blocks may be read now; hints that were replaced are to be asked for anew."""
         hints = self._hints
-        if hints is None or not self._epoch:
+        if hints is None:
             return False
         epoch = hints.epoch
-        if not epoch:  # a larger table has taken its place
-            self.is_known, self._hints = False, None
+        if not epoch:  # a larger table has taken its place, or the daemon has ended
+            self.is_known, self._hints, self.asked_again_at = False, None, 0.0
+            return False
         return epoch == self._epoch
 
     def take_touched(self, limit: int) -> bytes:
-        """Up to `limit` path hashes that the daemon is to be told of, back to back."""
-        taken: list[bytes] = []
-        while self.touched and len(taken) < limit:
-            taken.append(self.touched.popitem()[0])
-        return b"".join(reversed(taken))
+        """Up to `limit` path hashes that the daemon is to be told of, the oldest first."""
+        taken = list(itertools.islice(list(self.touched), limit))
+        for path_hash in taken:
+            self.touched.pop(path_hash, None)
+        return b"".join(taken)
 
     def copy(self, path_hashes: bytes, layout: int, max_lineage: int, target: Bytes) -> int:
         """Copies the blocks of pages [32 n bytes] back to back into `target`; how many, from the

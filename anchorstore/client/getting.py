@@ -4,9 +4,10 @@
 
     get --> DirectReader.copy -- all of them --> done, no call
                   |
-                  +-- not all --> lookup, copy, verify, release --> what the daemon has of them
+                  +-- some, or none --> lookup of the rest, copy, verify, release
 
 The daemon is told of direct reads in a batch, with the leases that wait to be ended (flush).
+Direct reads end with the connection: a daemon that is gone is a miss.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ from anchorstore.client import lookups
 from anchorstore.client.buffers import Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.handles import BlocksBase, WindowBase
-from anchorstore.client.options import NeedAll, check_hashes
+from anchorstore.client.options import LINEAGE_ANY, NeedAll, check_hashes, check_range
 from anchorstore.client.session import Session, log
-from anchorstore.errors import DataError, InvalidRequest, LeaseError, Unavailable
+from anchorstore.errors import (
+    AnchorStoreError,
+    DataError,
+    InvalidRequest,
+    LeaseError,
+    Refused,
+    Unavailable,
+)
 from anchorstore.keys import DIGEST_BYTES
 from anchorstore.transport.hints import HintView
 
@@ -35,50 +43,69 @@ def get(
     deadline_seconds: float | None,
 ) -> Steps[int]:
     """Copies the blocks of pages first_page, ... and returns how many there were in a row."""
-    if not 0 <= layout < len(session.block_bytes):
-        known = len(session.block_bytes)
+    until, hashes = session.until(deadline_seconds), bytes(memoryview(path_hashes))
+    target = _checked(session, hashes, layout, destination, first_page, max_lineage)
+    wanted, size = len(hashes) // DIGEST_BYTES - first_page, session.block_bytes[layout]
+    copied, direct = 0, session.direct
+    if direct is not None and session.is_bound and direct.may_read():
+        tail = hashes[first_page * DIGEST_BYTES :]
+        copied = yield Work(
+            functools.partial(direct.copy, tail, layout, max_lineage, target), len(target)
+        )
+        if copied:
+            session.counters.direct_hit(copied, copied * size)
+    if copied == wanted:
+        return copied
+    need = NeedAll(layout, first_page + copied)
+    rest = target[copied * size :]
+    return copied + (yield from _leased(session, hashes, need, rest, max_lineage, until))
+
+
+def _checked(
+    session: Session,
+    hashes: bytes,
+    layout: int,
+    destination: Any,
+    first_page: int,
+    max_lineage: int,
+) -> Bytes:
+    """The destination as bytes; InvalidRequest and HandleClosed for what no daemon need see."""
+    session.check_open()
+    known, attachment = len(session.block_bytes), session.attachment
+    if not 0 <= layout < known:
         raise InvalidRequest(f"get: layout {layout} is unknown, this client has {known}")
-    pages = check_hashes(path_hashes, None)
+    check_range("get: max_lineage", max_lineage, LINEAGE_ANY)
+    pages = check_hashes(hashes, None if attachment is None else attachment.max_pages)
     if not 0 <= first_page <= pages:
         raise InvalidRequest(f"get: first page {first_page} of {pages} pages")
     target = byte_array(destination, "destination", writable=True)
-    size = session.block_bytes[layout]
-    if len(target) != (pages - first_page) * size:
+    count, size = pages - first_page, session.block_bytes[layout]
+    if len(target) != count * size:
         raise InvalidRequest(
-            f"get: destination has {len(target)} bytes, the {pages - first_page} blocks from page "
-            f"{first_page} on have {(pages - first_page) * size}"
+            f"get: destination has {len(target)} bytes, the {count} blocks from page {first_page} "
+            f"on have {count * size}"
         )
-    direct = session.direct
-    if direct is not None and direct.may_read() and not session.is_closed:
-        wanted = path_hashes[first_page * DIGEST_BYTES :]
-        copy = functools.partial(direct.copy, wanted, layout, max_lineage, target)
-        copied: int = yield Work(copy, len(target))
-        if copied == pages - first_page:
-            session.counters.direct_hit(copied, len(target))
-            return copied
-    return (
-        yield from _leased(
-            session, path_hashes, NeedAll(layout, first_page), target, max_lineage, deadline_seconds
-        )
-    )
+    return target
 
 
 def _leased(
     session: Session,
-    path_hashes: bytes,
+    hashes: bytes,
     need: NeedAll,
     target: Bytes,
     max_lineage: int,
-    deadline_seconds: float | None,
+    until: float,
 ) -> Steps[int]:
     """The same by way of the daemon, which may know more than its hints."""
-    yield from _open_hints(session, deadline_seconds)
+    yield from _open_hints(session, until)
     direct = session.direct
     epoch = 0 if direct is None else direct.epoch
-    found = yield from lookups.lookup(
-        session, path_hashes, [need], max_lineage, 0, deadline_seconds
-    )
-    if direct is not None and direct is session.direct and found.was_answered:
+    left = until - session.clock.now()
+    if left <= 0:
+        session.counters.miss("deadline")
+        return 0
+    found = yield from lookups.lookup(session, hashes, [need], max_lineage, 0, left)
+    if direct is not None and direct is session.direct and found.is_enabled:
         direct.seen_enabled(epoch)
     if found.miss:
         return 0
@@ -86,27 +113,30 @@ def _leased(
     try:
         blocks = window.blocks(0)
         if len(blocks):
-            yield from blocks.copy_steps(target[: blocks.size_bytes], deadline_seconds)
+            left = max(0.0, until - session.clock.now())
+            yield from blocks.copy_steps(target[: blocks.size_bytes], left)
         return len(blocks)
-    except (LeaseError, DataError, Unavailable) as error:
+    except (LeaseError, DataError, Unavailable, Refused) as error:
         log.debug("%s: get: %s", session.address, error)
         return 0
     finally:
         window.end()
 
 
-def _open_hints(session: Session, deadline_seconds: float | None) -> Steps[None]:
-    """Maps the domain's hints, once an attachment; a daemon that keeps none is not asked again."""
+def _open_hints(session: Session, until: float) -> Steps[None]:
+    """Maps the domain's hints, once an attachment; a daemon that keeps none is not asked again,
+    one that cannot give them now not for a while."""
     direct, attachment = session.direct, session.attachment
-    if direct is None or direct.is_known or attachment is None or not session.is_bound:
+    if direct is None or attachment is None or not session.is_bound:
         return
-    until = session.until(deadline_seconds)
+    if direct.is_known or session.clock.now() < direct.asked_again_at:
+        return
     if (yield from session.enter(until)):
         return
+    direct.asked_again_at = session.clock.now() + session.options.retry_seconds
     try:
         mapped = yield Map(attachment.session_id, attachment.boot_id, (), False, until, True)
-    except (Unavailable, LeaseError) as error:
+        memory = mapped.hints
+        direct.open(None if memory is None else HintView(memoryview(memory), attachment.boot_id))
+    except AnchorStoreError as error:  # the lookup that follows meets the same, and deals with it
         log.debug("%s: no hints: %s", session.address, error)
-        return
-    view = mapped.hints and HintView(memoryview(mapped.hints), attachment.boot_id)
-    direct.open(view or None)

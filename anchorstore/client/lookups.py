@@ -48,17 +48,14 @@ _SESSION_FIELD = struct.Struct("<BB16s")  # LookupRequest.session_id: field 1, 1
 
 @dataclasses.dataclass(slots=True)
 class Found:
-    """A lookup's outcome: a reply and the attachment it came under, or a miss reason."""
+    """A lookup's outcome: a reply and the attachment it came under, or a miss reason.
+    `is_enabled`: a daemon has answered, and not that the namespace is turned off."""
 
     miss: str
     attachment: Attachment | None = None
     reply: store.LookupResponse | None = None
     expires_at: float = 0.0
-
-    @property
-    def was_answered(self) -> bool:
-        """Whether a daemon answered, other than that the namespace is turned off."""
-        return not self.miss or (self.miss in MISS_OF_REPLY.values() and self.miss != "disabled")
+    is_enabled: bool = False
 
 
 def lookup(
@@ -105,9 +102,11 @@ def lookup(
         return _missed(session, session.failed(error))
     assert taken is not None, "a reply came, so a request was built"
     if reply.miss:
-        return _missed(session, MISS_OF_REPLY.get(reply.miss, "incomplete"))
+        reason = MISS_OF_REPLY.get(reply.miss, "incomplete")
+        session.counters.miss(reason)
+        return Found(reason, is_enabled=reason != "disabled")
     session.counters.hit(reply.resume_pages)
-    return Found("", taken[0], reply, started_at + taken[0].read_ttl_seconds)
+    return Found("", taken[0], reply, started_at + taken[0].read_ttl_seconds, True)
 
 
 def _missed(session: Session, reason: str) -> Found:
@@ -180,7 +179,7 @@ def take_pending(session: Session, attachment: Attachment) -> list[int]:
 def flush(session: Session, until: float) -> Steps[None]:
     """Ends the leases that wait and tells of direct reads, in calls of their own; the leases of a
     lost session have ended."""
-    if not session.has_news or session.is_closed or not session.is_bound:
+    if not session.has_news or session.is_closed:
         return
     if (yield from session.enter(until)):
         return

@@ -118,8 +118,10 @@ class Session:
 
     @property
     def has_news(self) -> bool:
-        """Whether leases wait to be ended, or the daemon has not heard of direct reads."""
-        return bool(self.pending) or (self.direct is not None and bool(self.direct.touched))
+        """Whether leases wait to be ended, or direct reads to be told of, and somebody is there
+        to be told."""
+        has_touches = self.direct is not None and bool(self.direct.touched)
+        return self.is_bound and (bool(self.pending) or has_touches)
 
     def forget_news(self) -> None:
         """Nobody is told."""
@@ -140,12 +142,16 @@ class Session:
         """When a call that starts now must have ended."""
         return self.clock.now() + self.seconds(deadline_seconds)
 
+    def check_open(self) -> None:
+        """HandleClosed after close()."""
+        if self.is_closed:
+            raise HandleClosed(f"client of {self.address} is closed")
+
     # ---- getting in ----
 
     def enter(self, until: float) -> Steps[str]:
         """Takes the lock where a call is worth trying; else the reason why it is not."""
-        if self.is_closed:
-            raise HandleClosed(f"client of {self.address} is closed")
+        self.check_open()
         if self.gate.reason and (reason := self.gate.refuses(self.clock.now())):
             return reason
         try:
@@ -272,7 +278,10 @@ class Session:
         return DirectReader(
             attachment.boot_id,
             self.cache,
-            tuple(layout_key(layout.digest(), layout.shard()) for layout in self._layouts),
+            tuple(
+                layout_key(attachment.root_digest, layout.digest(), layout.shard())
+                for layout in self._layouts
+            ),
             self.block_bytes,
             self.options.checksum_reads,
         )

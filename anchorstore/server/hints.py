@@ -4,7 +4,7 @@
 
     seal     blocks go ---> forget(gone)      their hints, found by the records in their slots
              mover copies
-             finish_seal -> insert(sealed)    full bucket: one entry makes way
+             finish_seal -> insert(sealed)    both homes full: one entry makes way
     attach   expect(domain, blocks)           a larger table where this one would be full
 
 A table holds hints, not truth: see anchorstore.transport.hints.  The core knows nothing of it.
@@ -22,7 +22,7 @@ from anchorstore.tiers.base import Tier
 from anchorstore.tiers.dram import SealedMemory
 from anchorstore.transport import hints as table_format
 
-LOAD = 0.85  # of a table that holds every block: 4 hints in 100 find their bucket full
+LOAD = 0.85  # of a table that holds every block: with two homes a hint, hardly any finds both full
 BLOCKS_MAX = 2**21
 BUCKETS_MIN = 32
 
@@ -74,8 +74,10 @@ class HintTables:
         wanted = min(blocks, self._blocks_max) / (LOAD * table_format.WAYS)
         buckets = max(BUCKETS_MIN, int(wanted) + 1)
         old = self._tables.get(domain)
-        if old is not None and old.buckets >= buckets:
-            return
+        if old is not None:
+            if old.buckets >= buckets:
+                return
+            buckets = max(buckets, 2 * old.buckets)  # moving is dear: a few times at most
         memory = SealedMemory("anchorstore-hints", table_format.table_bytes(buckets))
         entries = table_format.format_table(memoryview(memory.memory), self._boot_id, buckets)
         self._tables[domain] = _Table(memory, entries)
@@ -83,7 +85,7 @@ class HintTables:
             self._move(domain, old)
 
     def _move(self, domain: str, old: _Table) -> None:
-        table_format.EPOCH.pack_into(old.memory.memory, table_format.EPOCH_OFFSET, 0)
+        _end(old)
         entries = old.entries[old.entries != 0]
         segment_ids = (entries >> np.uint64(24) & np.uint64(0xFFFFFF)).astype(np.uint32)
         slots = (entries & np.uint64(0xFFFFFF)).astype(np.uint32)
@@ -122,17 +124,18 @@ class HintTables:
             self.lost += int(len(fits) - np.count_nonzero(fits))
             segment_ids, slots = segment_ids[fits], slots[fits]
             first_words, layout_keys = first_words[fits], layout_keys[fits]
-        bucket, tag = table_format.places(first_words, layout_keys, len(entries))
+        homes, tag = table_format.places(first_words, layout_keys, len(entries))
         fresh = tag | table_format.positions(segment_ids, slots)
         while len(fresh):
+            room = np.count_nonzero(entries[homes] == 0, axis=2)  # of both homes [n, 2]
+            bucket = np.where(room[:, 0] >= room[:, 1], homes[:, 0], homes[:, 1])
             here, first = np.unique(bucket, return_index=True)  # one a bucket and round
-            empty = entries[here] == 0
-            way = empty.argmax(axis=1)
-            full = ~empty[np.arange(len(here)), way]
+            way = (entries[here] == 0).argmax(axis=1)
+            full = room[first].max(axis=1) == 0
             self.lost += int(np.count_nonzero(full))
             way[full] = fresh[first[full]] % table_format.WAYS
             entries[here, way] = fresh[first]
-            bucket, fresh = np.delete(bucket, first), np.delete(fresh, first)
+            homes, fresh = np.delete(homes, first, axis=0), np.delete(fresh, first)
 
     def forget(self, gone: Iterable[Gone]) -> None:
         """Takes out the hints of blocks that are gone, before their slots are written again."""
@@ -141,11 +144,11 @@ class HintTables:
             keys = self._keys(part.segment_id, part.slots)
             if table is None or keys is None:
                 continue
-            bucket, tag = table_format.places(*keys, table.buckets)
+            homes, tag = table_format.places(*keys, table.buckets)
             ids = np.full(len(part.slots), part.segment_id, np.uint32)
             entry = tag | table_format.positions(ids, part.slots)
-            which, way = np.nonzero(table.entries[bucket] == entry[:, None])
-            table.entries[bucket[which], way] = 0
+            which, home, way = np.nonzero(table.entries[homes] == entry[:, None, None])
+            table.entries[homes[which, home], way] = 0
 
     def _keys(self, segment_id: int, slots: U32) -> tuple[U64, U64] | None:
         """First words of the path hashes and layout keys in the records of these slots; None where
@@ -157,7 +160,12 @@ class HintTables:
         return records["path_hash"][slots, 0], records["layout_key"][slots]
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Ends every table: who has one mapped sees it, and asks.  Gives the memory back."""
         for table in self._tables.values():
+            _end(table)
             table.memory.close()
         self._tables.clear()
+
+
+def _end(table: _Table) -> None:
+    table_format.EPOCH.pack_into(table.memory.memory, table_format.EPOCH_OFFSET, 0)

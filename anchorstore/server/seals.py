@@ -107,6 +107,7 @@ class Seals:
     def _finish(self, work: SealWork, result: CopyResult) -> pb.SealResponse:
         now, rows = self._clock.now(), work.copies.request_index
         results = self._core.finish_seal(work.ticket, result.ok, result.checksums, now)
+        self._hints.forget(self._core.take_gone())  # what was replaced, or lost a race
         sealed = np.frombuffer(results, np.uint8)[rows] == SEALED
         self._hints.insert(work.domain, work.copies, np.flatnonzero(sealed))
         return pb.SealResponse(results=results)

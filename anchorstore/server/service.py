@@ -130,7 +130,8 @@ class Service:
         except AnchorStoreError:
             self.stagings.drop(session_id)
             raise
-        self._expect_hints(identity.domain, grant.blocks_max)
+        if peer.carrier is Carrier.UNIX:  # nobody else can map them
+            self._expect_hints(identity.domain, grant.blocks_max)
         sizes = tuple(layout.block_bytes() for layout in layouts)
         session = _Session(next(self._session_numbers), identity.domain, sizes)
         self._sessions[session_id] = session

@@ -7,7 +7,8 @@
     | header | bucket 0: 16 x u64     | bucket 1               | ... |    one table a domain
     +--------+------------------------+------------------------+-----+
 
-    bucket = mix(first word of the path hash, layout key) scaled to the number of buckets
+    home   = mix(first word of the path hash, layout key): each half scaled to the number of
+             buckets names one of two, and the entry lies in either
     entry  = tag (16 bits) | segment id (24) | slot (24)                  0: empty
 
 The daemon writes it, clients of its domain map it read-only and find blocks without a call.  A
@@ -62,10 +63,11 @@ def format_table(memory: memoryview, boot_id: bytes, buckets: int) -> U64:
 
 
 def places(first_words: U64, layout_keys: U64, buckets: int) -> tuple[npt.NDArray[np.intp], U64]:
-    """Bucket number and tag (in the entry's place) of each key [n]."""
+    """Both home buckets [n, 2] and the tag, in the entry's place, of each key [n]."""
     mixed = (first_words ^ layout_keys) * np.uint64(_MIX)
-    bucket = (mixed >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)
-    return bucket.astype(np.intp), mixed << np.uint64(48)
+    halves = np.stack([mixed >> np.uint64(32), mixed & np.uint64(0xFFFFFFFF)], axis=1)
+    homes = halves * np.uint64(buckets) >> np.uint64(32)
+    return homes.astype(np.intp), mixed << np.uint64(48)
 
 
 def positions(segment_ids: U32, slots: U32) -> U64:
@@ -96,11 +98,13 @@ class HintView:
     def find(self, path_hash: bytes, layout_key: int) -> list[tuple[int, int]]:
         """(segment id, slot) where the block may lie, none of them for sure."""
         mixed = (_FIRST_WORD.unpack_from(path_hash)[0] ^ layout_key) * _MIX & _MASK_64
-        bucket = (mixed >> 32) * self._buckets >> 32
         tag = mixed & 0xFFFF
-        entries = _BUCKET.unpack_from(self._memory, BUCKETS_OFFSET + bucket * BUCKET_BYTES)
-        return [
-            (entry >> 24 & 0xFFFFFF, entry & 0xFFFFFF)
-            for entry in entries
-            if entry >> 48 == tag and entry & _POSITION_MASK
-        ]
+        found = []
+        for half in (mixed >> 32, mixed & 0xFFFFFFFF):
+            place = BUCKETS_OFFSET + (half * self._buckets >> 32) * BUCKET_BYTES
+            found += [
+                (entry >> 24 & 0xFFFFFF, entry & 0xFFFFFF)
+                for entry in _BUCKET.unpack_from(self._memory, place)
+                if entry >> 48 == tag and entry & _POSITION_MASK
+            ]
+        return found

@@ -22,6 +22,7 @@ Golden bytes: docs/formats.md, section 4.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import struct
 from typing import Any
@@ -68,10 +69,12 @@ def slot_bytes_of(block_bytes: int) -> int:
     return align(block_bytes)
 
 
-def layout_key(layout_digest: bytes, shard: int) -> int:
-    """Names a layout and shard in a record: the first 8 bytes, little-endian, of the SHA-256 of
-    the layout digest (32 bytes) and the shard (u32, big-endian)."""
-    digest = hashlib.sha256(layout_digest + shard.to_bytes(4, "big")).digest()
+@functools.lru_cache(maxsize=4096)
+def layout_key(root_digest: bytes, layout_digest: bytes, shard: int) -> int:
+    """Names a namespace's layout and shard in a record: the first 8 bytes, little-endian, of the
+    SHA-256 of the root digest and the layout digest (32 bytes each) and the shard (u32,
+    big-endian)."""
+    digest = hashlib.sha256(root_digest + layout_digest + shard.to_bytes(4, "big")).digest()
     return int.from_bytes(digest[:8], "little")
 
 
@@ -130,6 +133,8 @@ class SegmentView:
         self.memory = memory.toreadonly()
         self.segment_id = segment_id
         magic, boot, found, slots, slot_bytes, first, _ = self._header()
+        if magic == bytes(len(MAGIC)):
+            raise TornBlock(f"segment {segment_id} is being formatted anew")
         if magic != MAGIC:
             raise InvalidRequest(f"segment {segment_id}: header starts with {magic!r}")
         if boot != boot_id:

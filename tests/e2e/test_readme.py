@@ -29,10 +29,12 @@ def test_example_of_the_readme_puts_and_resumes(tmp_path: pathlib.Path) -> None:
     settings = {"tiers.dram.capacity": "256MiB", "tiers.dram.segment": "4MiB"}
     with Daemon(tmp_path, settings=settings) as daemon:
         for sealed, known in ((30, 0), (0, 30)):
-            put, got = output_of_the_example(daemon.address)
+            put, got, copied = output_of_the_example(daemon.address)
             assert put.startswith(f"PutOutcome(sealed={sealed}, known={known}, declined=0,")
             assert got == "resume at page 14: 14 kv, 12 anchors"
+            assert copied == "15 of 15 kv pages copied"
 
 
 def test_example_of_the_readme_without_a_daemon_is_a_miss(tmp_path: pathlib.Path) -> None:
-    assert output_of_the_example(f"unix://{tmp_path}/none.sock")[-1] == "miss: unreachable"
+    lines = output_of_the_example(f"unix://{tmp_path}/none.sock")
+    assert lines[1:] == ["miss: unreachable", "0 of 0 kv pages copied"]

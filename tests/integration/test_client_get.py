@@ -6,6 +6,7 @@ the time, another domain.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import pathlib
@@ -19,9 +20,12 @@ import numpy as np
 import pytest
 import xxhash
 
-from anchorstore.client import Client, NeedAll
+from anchorstore.client import AsyncClient, Client, NeedAll
 from anchorstore.errors import InvalidRequest
+from anchorstore.layout import KvLayout
 from anchorstore.testing.daemon import Daemon
+from anchorstore.transport.frames import Method
+from anchorstore.wire.v1 import store_pb2 as store
 from tests.integration.client_world import (
     ANCHOR,
     KV,
@@ -35,12 +39,19 @@ from tests.integration.client_world import (
 )
 from tests.integration.faces import Face
 
+LARGE = {"tiers.dram.capacity": "128MiB", "tiers.dram.segment": "8MiB"}
 SMALL = {"tiers.dram.capacity": "8MiB", "tiers.dram.segment": "1MiB"}
 
 
 @pytest.fixture
 def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
     with Daemon(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def large_daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path, settings=LARGE) as running:
         yield running
 
 
@@ -83,7 +94,11 @@ def test_get_copies_what_is_there_and_counts_it(daemon: Daemon, kind: str, carri
         assert client.get(made.hashes, 1, part, first_page=4) == 2
         assert part.tobytes() == made.anchor[4:].tobytes()
         longer = dataclasses.replace(made, hashes=made.hashes + os.urandom(64))
+        before = client.counters()
         assert got(client, longer) == 6
+        after = client.counters()
+        assert after["lookups"] == before["lookups"] + 1  # for what the hints do not know
+        assert (after["direct_pages"] - before["direct_pages"]) == (6 if carrier == "unix" else 0)
         assert got(client, dataclasses.replace(made, hashes=os.urandom(64))) == 0
         assert client.get(b"", 0, room(0)) == 0
         assert directly(client) >= (6 if carrier == "unix" else 0)
@@ -100,10 +115,21 @@ def test_get_of_a_wrong_size_layout_or_page_names_it(client: Client) -> None:
         ((made.hashes[:-1], 0, room(2)), "32"),
         ((made.hashes, 0, bytes(room(2))), "read-only"),
     ]:
-        with pytest.raises(InvalidRequest, match=named):
-            client.get(*arguments)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=named):
+                client.get(*arguments)
+            assert client.get(made.hashes, 0, room(2)) == 2  # warm the second time
     with pytest.raises(InvalidRequest, match="first page 3 of 2"):
         client.get(made.hashes, 0, room(2), first_page=3)
+    with pytest.raises(InvalidRequest, match="max_lineage is 256"):
+        client.get(made.hashes, 0, room(2), max_lineage=256)
+    limit = client.max_pages
+    assert limit is not None
+    with pytest.raises(InvalidRequest, match=f"limit {limit}"):
+        client.get(bytes(32 * (limit + 1)), 0, room(0), first_page=limit + 1)
+    for hashes in (bytearray(made.hashes), np.frombuffer(made.hashes, np.uint8)):
+        for _ in range(2):
+            assert client.get(hashes, 0, room(2)) == 2  # type: ignore[arg-type]
 
 
 def test_get_with_a_lineage_bound_skips_deeper_blocks(client: Client) -> None:
@@ -132,7 +158,9 @@ def test_get_after_the_kill_switch_and_after_a_removal_finds_nothing(
     assert got(client, made) == got(client, made) == 4
     before = directly(client)
     operator(daemon, "namespace", "disable", root.hex())
-    assert got(client, made) == got(client, made) == 0
+    for _ in range(2):
+        assert got(client, made) == 0
+        assert client.get(b"", 0, room(0)) == 0  # asks nobody, so it proves nothing
     operator(daemon, "namespace", "enable", root.hex())
     assert got(client, made) == got(client, made) == 4
     assert directly(client) == before + 1
@@ -173,6 +201,105 @@ def test_get_after_a_restart_finds_only_what_the_new_daemon_has(
         again = stored(client, 3, seed=4)
         assert got(client, again) == got(client, again) == 3
         client.close()
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_client_that_only_gets_notices_the_end_and_finds_the_next_daemon(
+    tmp_path: pathlib.Path, end: str
+) -> None:
+    with Daemon(tmp_path / "one") as daemon:
+        space = namespace()
+        client = Client.connect(daemon.address, namespace=space, layouts=LAYOUTS, options=OPTIONS)
+        made = stored(client, 3)
+        assert got(client, made) == got(client, made) == 3
+        daemon.kill() if end == "kill" else daemon.stop()
+        eventually(lambda: got(client, made) == 0)
+        daemon.start()
+        with Client.connect(
+            daemon.address, namespace=space, layouts=LAYOUTS, options=OPTIONS
+        ) as other:
+            again = stored(other, 3, seed=4)
+        eventually(lambda: got(client, again) == 3)
+        assert got(client, made) == 0 and client.counters()["sessions"] == 2
+        client.close()
+
+
+def test_get_after_its_session_was_ended_by_another_attaches_anew(client: Client) -> None:
+    made = stored(client, 2)
+    token = client.session_token
+    assert token is not None
+    joined = Client.join(token, options=OPTIONS)
+    assert got(client, made) == 2
+    joined._session.is_bound = True
+    joined._run(_detach(joined))
+    for _ in range(3):
+        assert got(client, made) == 2
+    joined.close()
+
+
+def _detach(client: Client) -> Any:
+    attachment = client._session.attachment
+    assert attachment is not None
+    body = (store.DetachRequest(session_id=attachment.session_id).SerializeToString(),)
+    return client._session.call(Method.DETACH, lambda _: body, client._session.until(None))
+
+
+def test_get_of_another_namespaces_pages_finds_none(daemon: Daemon, client: Client) -> None:
+    made = stored(client, 3)
+    with Client.connect(
+        daemon.address, namespace=namespace(), layouts=LAYOUTS, options=OPTIONS
+    ) as other:
+        own = stored(other, 3, seed=1)
+        for _ in range(2):
+            assert got(other, own) == 3  # which maps the segment that both use
+            assert got(other, made) == 0
+
+
+def test_get_of_replaced_and_then_removed_blocks_finds_none(large_daemon: Daemon) -> None:
+    daemon = large_daemon
+    client = Client.connect(daemon.address, namespace=namespace(), layouts=LAYOUTS, options=OPTIONS)
+    count, out = 3000, np.empty(ANCHOR.block_bytes(), np.uint8)
+    hashes = os.urandom(32 * count)
+    rows = np.zeros((count, ANCHOR.block_bytes()), np.uint8)
+    for lineage in (3, 0):
+        for first in range(0, count, 500):
+            part = hashes[32 * first : 32 * (first + 500)]
+            before = hashes[32 * first - 32 : 32 * first] if first else None
+            client.put(before, first, part, {1: rows[first : first + 500]}, lineage=lineage)
+    root = client.root_digest
+    assert root is not None
+    assert client.get(hashes[:32], 1, out) == 1
+    operator(daemon, "remove", root.hex(), "--yes")
+    direct = client._session.direct
+    assert direct is not None
+    for page in range(count):
+        assert direct.copy(hashes[32 * page : 32 * page + 32], 1, 255, out) == 0, page
+    client.close()
+
+
+async def test_cancelled_get_leaves_the_callers_memory_alone(large_daemon: Daemon) -> None:
+    large = KvLayout(layers=8, heads=8, head_dim=128, dtype="bfloat16", head_start=0, head_stop=8)
+    async with await AsyncClient.connect(
+        large_daemon.address, namespace=namespace(), layouts=[large], options=OPTIONS
+    ) as client:
+        count, size = 4, large.block_bytes()
+        hashes = os.urandom(32 * count)
+        rows = np.full((count, size), 5, np.uint8)
+        for page in range(count):
+            before = hashes[32 * page - 32 : 32 * page] if page else None
+            part = hashes[32 * page : 32 * page + 32]
+            await client.put(before, page, part, {0: rows[page : page + 1]})
+        out = np.zeros(count * size, np.uint8)
+        assert await client.get(hashes, 0, out) == count
+        for _ in range(20):
+            task = asyncio.ensure_future(client.get(hashes, 0, out))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+            out[:] = 9
+            await asyncio.sleep(0.01)
+            assert (out == 9).all()
 
 
 def test_blocks_read_directly_stay_while_others_go(tmp_path: pathlib.Path) -> None:

@@ -37,11 +37,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from anchorstore.layout import Component
-from anchorstore.server.core.types import U32, FormatSegment, Gone, StoreConfig
+from anchorstore.server.core.types import U32, Bools, FormatSegment, Gone, StoreConfig
 from anchorstore.tiers.slab import Slab
 from anchorstore.transport.segment import SegmentShape
-
-GONE_KEPT = 4096
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,7 +99,7 @@ class Pool:
         self.by_id: dict[int, Segment] = {}
         self.unused = list(range(config.segments))[::-1]
         self.formats: list[FormatSegment] = []  # work for the shell, handed out by begin_seal
-        self._gone: list[Gone] = []  # handed out by take_gone
+        self._gone: dict[tuple[str, int], Bools] = {}  # slots by segment; handed out by take_gone
         self._next_segment_id = 1
         self._next_class_id = 1
 
@@ -178,9 +176,10 @@ class Pool:
             self._note_gone(self.by_id[segment_id], slots[segment_ids == segment_id])
 
     def _note_gone(self, segment: Segment, slots: U32) -> None:
-        self._gone.append(Gone(segment.slot_class.domain, segment.segment_id, slots))
-        if len(self._gone) > GONE_KEPT:
-            del self._gone[0]
+        key = (segment.slot_class.domain, segment.segment_id)
+        if key not in self._gone:
+            self._gone[key] = np.zeros(segment.slab.slots, np.bool_)
+        self._gone[key][slots] = True
 
     def written(self, segment_ids: U32) -> None:
         """Ends the writing of one slot a segment id [n]."""
@@ -250,9 +249,12 @@ class Pool:
         )
 
     def take_gone(self) -> list[Gone]:
-        """What has gone since the last call, in order; the oldest are lost where nobody asks."""
-        gone, self._gone = self._gone, []
-        return gone
+        """What has gone since the last call."""
+        gone, self._gone = self._gone, {}
+        return [
+            Gone(domain, segment_id, np.flatnonzero(slots).astype(np.uint32))
+            for (domain, segment_id), slots in gone.items()
+        ]
 
     def take_formats(self) -> list[FormatSegment]:
         """The work that has gathered since the last call, in order."""

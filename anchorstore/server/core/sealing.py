@@ -160,6 +160,8 @@ def _open_ticket(
     sizes = [kind.block_bytes for kind in reservation.kinds]
     offsets = np.array(first, np.uint64)[kind_here]
     offsets += slots.astype(np.uint64) * reservation.slot_bytes[kind_here]
+    root = reservation.session.record.root_digest
+    keys = [kind.layout_key(root) for kind in reservation.kinds]
     indexes = [state.pool.by_id[segment_id].index for segment_id in ids.tolist()]
     copies = Copies(
         request_index=where,
@@ -170,7 +172,7 @@ def _open_ticket(
         block_bytes=np.array(sizes, np.uint64)[kind_here],
         generation=generations,
         path_hash=reservation.path[ticket.pages + 1],
-        layout_key=np.array([kind.layout_key for kind in reservation.kinds], np.uint64)[kind_here],
+        layout_key=np.array(keys, np.uint64)[kind_here],
         lineage=reservation.lineage,
     )
     return ticket, copies

@@ -41,7 +41,6 @@ class Kind:
     key: tuple[str, Component, bytes, int]
     block_bytes: int
     first_slot_offset: int
-    layout_key: int
     slot_class: SlotClass
     sessions: int = 0
     blocks: int = 0
@@ -53,6 +52,11 @@ class Kind:
     @property
     def slot_bytes(self) -> int:
         return self.slot_class.slot_bytes
+
+    def layout_key(self, root_digest: bytes) -> int:
+        """What slots' records show for blocks of this kind in a namespace."""
+        _, _, digest, shard = self.key
+        return layout_key(root_digest, digest, shard)
 
 
 @dataclasses.dataclass(eq=False)
@@ -270,12 +274,11 @@ class Registry:
         return tuple(found)
 
     def _new_kind(self, key: tuple[str, Component, bytes, int], block_bytes: int) -> Kind:
-        domain, component, digest, shard = key
+        domain, component, _, _ = key
         slot_class = self.pool.class_of(domain, component, slot_bytes_of(block_bytes))
         slot_class.kinds += 1
         first = self.pool.shape(slot_class.slot_bytes).first_slot_offset
-        name = layout_key(digest, shard)
-        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, name, slot_class)
+        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class)
         self.kinds[key] = self.by_kind_id[kind.kind_id] = kind
         self.class_of_kind[kind.kind_id] = slot_class.class_id
         self.component_of_kind[kind.kind_id] = int(component)

@@ -167,7 +167,7 @@ class Store:
         return sealing.finish_seal(self._state, ticket, copied_ok, checksums)
 
     def take_gone(self) -> list[Gone]:
-        """Blocks gone since the last call, in order; ask before the formats of a seal are carried
+        """Blocks gone since the last call; ask before the formats of a seal are carried
         out.  Only hints hang on it: who asks late lets readers find what is gone a while longer."""
         return self._state.pool.take_gone()
 

@@ -50,9 +50,9 @@ class World:
 
     def hint(self, slot: int, path_hash: bytes, segment_id: int = 7) -> None:
         word = np.frombuffer(path_hash[:8], np.uint64)
-        bucket, tag = hints.places(word, np.array([KEY], np.uint64), 8)
+        homes, tag = hints.places(word, np.array([KEY], np.uint64), 8)
         place = hints.positions(np.array([segment_id], np.uint32), np.array([slot], np.uint32))
-        row = self.entries[bucket[0]]
+        row = self.entries[homes[0, 0]]
         row[int((row == 0).argmax())] = tag[0] | place[0]
 
     def read(self, *path_hashes: bytes, max_lineage: int = 255) -> int:
@@ -70,8 +70,8 @@ def test_read_copies_pages_up_to_the_first_without_a_hint() -> None:
             world.hint(slot, path_hash)
     assert world.reader.may_read()
     assert world.read(*HASHES) == 2
-    assert world.reader.take_touched(1) == HASHES[1]
-    assert world.reader.take_touched(10) == HASHES[0]
+    assert world.reader.take_touched(1) == HASHES[0]  # the oldest first
+    assert world.reader.take_touched(10) == HASHES[1]
     assert world.reader.take_touched(10) == b""
 
 
@@ -176,6 +176,7 @@ def test_reader_is_closed_until_the_namespace_was_seen_on_in_this_epoch() -> Non
     assert not world.reader.may_read()
     world.reader.seen_enabled(2)
     assert world.reader.may_read()
+    world.reader.seen_enabled(0)  # an answer while the table was being replaced
     hints.EPOCH.pack_into(world.table, hints.EPOCH_OFFSET, 0)  # replaced
     assert (world.reader.may_read(), world.reader.is_known) == (False, False)
     assert world.reader.epoch == 0

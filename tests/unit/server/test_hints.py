@@ -106,8 +106,28 @@ def test_hints_move_whole_into_a_larger_table_and_end_the_old_one(tier: DramTier
     assert old.epoch == 0
     larger = view_of(tables)
     assert larger.epoch and found(larger, keys) == 200
+    size = tables.nbytes
     tables.expect("acme", 5)  # never shrinks
-    assert view_of(tables).epoch == larger.epoch
+    tables.expect("acme", 10 * SLOTS + 100)  # and at least doubles
+    assert tables.nbytes >= 2 * size - 64
+    tables.close()
+    assert larger.epoch == 0
+
+
+def test_hints_of_a_full_pool_are_all_found(tier: DramTier) -> None:
+    source, tables = random.Random(4), HintTables(tier, BOOT)
+    tables.expect("acme", 2 * SLOTS)  # exactly as many as there can be
+    places = [(segment, slot) for segment in (1, 2) for slot in range(SLOTS)]
+    keys = fresh_keys(source, places)
+    seal(tier, tables, keys)
+    for _ in range(10):  # and stay so while blocks come and go
+        slots = np.array(source.sample(range(SLOTS), SLOTS // 2), np.uint32)
+        tables.forget([Gone("acme", 1, slots)])
+        again = fresh_keys(source, [(1, int(slot)) for slot in slots])
+        seal(tier, tables, again)
+        keys |= again
+    assert found(view_of(tables), keys) == len(keys) - tables.lost
+    assert tables.lost <= len(keys) // 200
 
 
 def test_hints_beyond_a_full_bucket_make_way_and_are_counted(tier: DramTier) -> None:

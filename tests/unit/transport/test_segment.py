@@ -64,8 +64,12 @@ def test_view_of_another_boot_or_segment_is_refused(
 
 
 def test_view_of_garbage_is_refused() -> None:
+    data = memory()
+    with pytest.raises(TornBlock):  # no header: somebody is writing one
+        SegmentView(data, BOOT, 0)
+    data[:8] = b"GARBAGE!"
     with pytest.raises(InvalidRequest):
-        SegmentView(memory(), BOOT, 0)
+        SegmentView(data, BOOT, 0)
 
 
 def test_block_outside_the_slots_is_refused() -> None:
