@@ -21,6 +21,25 @@ def distance(run: Sequence[Reply], reference: Sequence[Reply]) -> float:
     return worst
 
 
+def clear_flips(run: Sequence[Reply], reference: Sequence[Reply], floor: float) -> list[float]:
+    """Margins of the reference where a reply first differs, those above `floor`: no noise did it.
+
+    Where the likeliest token and the runner-up are closer than the noise, either is right.
+    """
+    margins = []
+    for ours, theirs in zip(run, reference, strict=True):
+        for step, token in enumerate(ours.tokens):
+            if token != theirs.tokens[step]:
+                margins.append(theirs.margins[step])
+                break
+    return [margin for margin in margins if margin > floor]
+
+
+def alike(run: Sequence[Reply], reference: Sequence[Reply]) -> int:
+    """Replies with the same tokens."""
+    return sum(a.tokens == b.tokens for a, b in zip(run, reference, strict=True))
+
+
 def cold(
     engine: Served, prompts: Sequence[Sequence[int]], salts: Sequence[str] = ()
 ) -> list[Reply]:

@@ -33,11 +33,13 @@ class Reply:
         tokens: generated ids.
         cached: prompt tokens that were not computed, as vLLM reports them.
         logprobs: of each generated token.
+        margins: by how much each was likelier than the runner-up.
     """
 
     tokens: list[int]
     cached: int
     logprobs: list[float]
+    margins: list[float]
 
 
 class Served:
@@ -218,7 +220,135 @@ def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"count": int(sum(values))}
     assert request["op"] == "generate", request["op"]
     sampling = SamplingParams(
-        temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=1
+        temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=2
+    )
+    prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in request["prompts"]]
+    for prompt, salt in zip(prompts, request["salts"], strict=False):
+        prompt["cache_salt"] = salt
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    return {"replies": [reply(output) for output in outputs]}
+
+
+def reply(output: Any) -> dict[str, Any]:
+    """A request's output as a Reply's fields."""
+    tokens = list(output.outputs[0].token_ids)
+    steps = output.outputs[0].logprobs
+    chances = [sorted((each.logprob for each in step.values()), reverse=True) for step in steps]
+    return {
+        "tokens": tokens,
+        "cached": output.num_cached_tokens,
+        "logprobs": [step[token].logprob for step, token in zip(steps, tokens, strict=True)],
+        "margins": [first - second for first, second, *_ in chances],
+    }
+
+
+def abort(self, prompt: Sequence[int], steps: int) -> int:
+        """Drops a request after so many steps; blocks in use once the engine has settled."""
+        found: int = self.ask(op="abort", prompt=list(prompt), steps=steps)["blocks"]
+        return found
+
+    def preemptions(self) -> int:
+        """How often a request has lost its blocks so far."""
+        found: int = self.ask(op="preemptions")["count"]
+        return found
+
+    def stop(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        if self._process.poll() is None:
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def environment() -> dict[str, str]:
+    """Variables of an engine's process: no hub, one thread, the code that the tests see."""
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT)))),
+    }
+
+
+# ---- inside the process ----------------------------------------------------------------------
+
+
+def mend_mamba_on_cpu() -> None:
+    """vLLM's Mamba-2 asks its kernels for a state in the middle of a prefill; the CPU ones ignore
+    that, and stock vLLM ends with an IndexError.  Without the request it does not."""
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+
+    asked = MambaMixer2.get_kv_cache_spec
+
+    def asking_less(self: Any, vllm_config: Any) -> Any:
+        spec = asked(self, vllm_config)
+        return dataclasses.replace(
+            spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None
+        )
+
+    MambaMixer2.get_kv_cache_spec = asking_less
+
+
+def build(config: dict[str, Any]) -> Any:
+    """The LLM that the process serves."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    mend_mamba_on_cpu()
+    options: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "max_model_len": 4096,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": KV_CACHE_BYTES,
+        "mamba_ssm_cache_dtype": "float32",
+        "seed": 0,
+        **config["options"],
+    }
+    if "extra" in config:
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="AnchorStoreConnector",
+            kv_connector_module_path="engine_adapter.vllm",
+            kv_role=config["role"],
+            kv_connector_extra_config=config["extra"],
+        )
+    return LLM(model=config["model"], **options)
+
+
+def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """One request's reply."""
+    from vllm import SamplingParams
+
+    if request["op"] == "reset":
+        return {"done": llm.reset_prefix_cache()}
+    if request["op"] == "abort":
+        return {"blocks": abort(llm, request["prompt"], request["steps"])}
+    if request["op"] == "preemptions":
+        values = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+        return {"count": int(sum(values))}
+    assert request["op"] == "generate", request["op"]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=2
     )
     prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in request["prompts"]]
     for prompt, salt in zip(prompts, request["salts"], strict=False):

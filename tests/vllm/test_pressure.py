@@ -29,7 +29,7 @@ def engine(
     log = tmp_path_factory.mktemp("logs") / "small"
     options = {"kv_cache_memory_bytes": SMALL_CACHE, "disable_log_stats": False}
     with Served(
-        tiny.make("qwen3_next", models),
+        tiny.make("qwen3_5", models),
         log,
         daemon=daemon.address,
         extra=EVERY_ROW,
@@ -51,8 +51,8 @@ def test_preempted_requests_answer_as_they_do_alone(engine: Served) -> None:
     assert all(reply.cached > 0 for reply in again)
     for run in (crowd, again):
         assert [len(reply.tokens) for reply in run] == [120] * len(PROMPTS)
-        same = [distance([a], [b]) <= NOISE_LEAST for a, b in zip(run, alone, strict=True)]
-        assert sum(same) >= len(PROMPTS) - 1, same
+        apart = [distance([a], [b]) for a, b in zip(run, alone, strict=True)]
+        assert max(apart) <= NOISE_LEAST, apart
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 20])

@@ -15,6 +15,8 @@ import transformers
 
 VOCABULARY = 512
 SPREAD = 0.06
+SLOW_DECAY = (-4.0, -1.0)
+"""Range of the logarithm of the decay rate."""
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -96,16 +98,19 @@ def make(name: str, folder: pathlib.Path, seed: int = 0, spread: float = SPREAD)
     """A model directory `folder`/name-seed, made where it is not there.
 
     Matrices are normal with deviation `spread`: with the usual 0.02 the layers hardly move the
-    stream, and a lost state would not show.
+    stream.  Decays are slow, some tens of tokens: with the usual ones the layers forget within two
+    tokens.  A lost state would not show in either.
     """
     path = folder / f"{name}-{seed}"
     if (path / "config.json").exists():
         return path
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16)
-    for parameter in model.parameters():
+    for name_of, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=spread)
+        elif name_of.endswith("A_log"):
+            torch.nn.init.uniform_(parameter, *SLOW_DECAY)
     model.save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path
