@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorstore.errors import ModelError
+from anchorstore.layout import AnchorLayout, KvLayout
 
 SHARDS_MAX = 8
 
@@ -111,3 +112,25 @@ def share_of_rank(heads: int, shards: int, rank: int, ranks: int) -> Share:
     per_shard = heads // shards
     first = start // per_shard
     return Share(start, start + held, range(first, first + held // per_shard), rank % copies == 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """What one worker's share of a page looks like in the store.
+
+    Attributes:
+        share: which heads, in which shards, its cache holds.
+        kv_layout: of the whole model, all heads.
+        shards: pieces that the heads are stored in.
+        anchor_layout: of the model's anchors.
+    """
+
+    share: Share
+    kv_layout: KvLayout
+    shards: int
+    anchor_layout: AnchorLayout
+
+    def shard_layout(self, shard: int) -> KvLayout:
+        """Layout of one shard of the key-value heads."""
+        heads = self.kv_layout.heads // self.shards
+        return self.kv_layout.with_heads(shard * heads, (shard + 1) * heads)

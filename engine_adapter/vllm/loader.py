@@ -3,11 +3,12 @@
 ::
 
     submit(LoadJob) --> thread: window --> kv blocks, anchor blocks --> verify --> staged
-                                   `-- anything goes wrong --> failed
+                                   `-- anything goes wrong --> failed, and on to the next
     report()        <-- what has been staged or has failed since the last time
     take(request)   <-- the staged bytes, once every worker has its own
 
-Nothing of a request's blocks is touched here, so a load that is dropped leaves no trace.
+Nothing of a request's blocks is touched here, so a load that is dropped leaves no trace.  Every job
+is answered, whatever happens: its request waits for the answer.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from anchorstore.client import Client
 from anchorstore.client.client import Window
 from anchorstore.errors import AnchorStoreError
 from anchorstore.layout import AnchorLayout, KvLayout
+from engine_adapter.vllm.geometry import Stored
 from engine_adapter.vllm.jobs import LoadJob, Report, SpaceKey
-from engine_adapter.vllm.parts import Parts
-from engine_adapter.vllm.replay import last_rows
 from engine_adapter.vllm.settings import Settings
+from engine_adapter.vllm.tally import Tally
 
 log = logging.getLogger("anchorstore.vllm")
 
@@ -51,8 +52,8 @@ class Staged:
 class Loader:
     """Copies prefixes in a thread of its own, one after another."""
 
-    def __init__(self, parts: Parts, settings: Settings) -> None:
-        self._parts, self._settings = parts, settings
+    def __init__(self, stored: Stored, settings: Settings, tally: Tally) -> None:
+        self._stored, self._settings, self._tally = stored, settings, tally
         self._clients: collections.OrderedDict[SpaceKey, Client] = collections.OrderedDict()
         self._staged: dict[str, Staged] = {}
         self._report = Report()
@@ -87,35 +88,43 @@ class Loader:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            try:
-                staged = self._copy(job)
-            except AnchorStoreError as error:
-                log.warning("request %s: its prefix was not loaded: %s", job.request_id, error)
-                with self._lock:
-                    self._report.failed[job.request_id] += 1
-                continue
+            staged = self._attempt(job)
             with self._lock:
-                self._staged[job.request_id] = staged
-                self._report.copied[job.request_id] += 1
+                if staged is None:
+                    self._report.failed[job.request_id] += 1
+                else:
+                    self._staged[job.request_id] = staged
+                    self._report.copied[job.request_id] += 1
         while self._clients:
             self._clients.popitem()[1].close()
 
+    def _attempt(self, job: LoadJob) -> Staged | None:
+        """The job's prefix; None for any reason, which is in the log."""
+        try:
+            return self._copy(job)
+        except AnchorStoreError as error:
+            log.warning("request %s: its prefix was not loaded: %s", job.request_id, error)
+        except Exception:
+            log.exception("request %s: its prefix was not loaded", job.request_id)
+            self._tally.add("thread_errors", label="loader")
+        return None
+
     def _copy(self, job: LoadJob) -> Staged:
-        parts, anchors = self._parts, torch.empty(0)
+        stored, anchors = self._stored, torch.empty(0)
         with self._client(job).open_window(job.window) as window:
             kv = self._kv(window, job.skipped_pages + len(job.page_slots))
             if self._settings.replays:
-                blocks = window.blocks(parts.shards)
-                copied = _room(len(blocks), parts.anchor_layout)
+                blocks = window.blocks(stored.shards)
+                copied = _room(len(blocks), stored.anchor_layout)
                 blocks.copy_into(copied)
-                anchors = last_rows(copied, len(job.positions))
+                anchors = _last_rows(copied, len(job.positions))
             window.verify()
         return Staged(job, kv[job.skipped_pages :], anchors)
 
     def _kv(self, window: Window, pages: int) -> torch.Tensor:
         pieces = []
-        for shard in self._parts.share.shards:
-            piece = _room(pages, self._parts.shard_layout(shard))
+        for shard in self._stored.share.shards:
+            piece = _room(pages, self._stored.shard_layout(shard))
             window.blocks(shard).copy_into(piece)
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=4)
@@ -135,3 +144,10 @@ class Loader:
 def _room(pages: int, layout: AnchorLayout | KvLayout) -> torch.Tensor:
     """Memory for the blocks of `pages` pages, [pages, *layout.shape]."""
     return torch.empty((pages, *layout.shape), dtype=getattr(torch, layout.dtype))
+
+
+def _last_rows(blocks: torch.Tensor, rows: int) -> torch.Tensor:
+    """Anchors [groups, rows, hidden], the last `rows` of blocks [pages, groups, rows, hidden]."""
+    pages, groups, per_page, hidden = blocks.shape
+    flat = blocks.transpose(0, 1).reshape(groups, pages * per_page, hidden)
+    return flat[:, pages * per_page - rows :]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from anchorstore.layout import AnchorLayout, KvLayout
-from engine_adapter.vllm.geometry import Share
+from engine_adapter.vllm.geometry import Stored
 from engine_adapter.vllm.paged import PagedKv
 from engine_adapter.vllm.stack import VllmStack
 from engine_adapter.vllm.taps import AnchorPool
@@ -16,26 +15,15 @@ class Parts:
     """What a worker works on.
 
     Attributes:
-        share: which heads, in which shards, its cache holds.
-        kv_layout: of the whole model, all heads.
-        shards: pieces that the heads are stored in.
-        anchor_layout: of the model's anchors.
+        stored: its share of a page in the store.
         pool: captured anchors, by page slot.
         pages: the paged cache.
         stack: the model's layers.
         saves_anchors: one worker of the group does: the stream is the same in all.
     """
 
-    share: Share
-    kv_layout: KvLayout
-    shards: int
-    anchor_layout: AnchorLayout
+    stored: Stored
     pool: AnchorPool
     pages: PagedKv
     stack: VllmStack
     saves_anchors: bool
-
-    def shard_layout(self, shard: int) -> KvLayout:
-        """Layout of one shard of the key-value heads."""
-        heads = self.kv_layout.heads // self.shards
-        return self.kv_layout.with_heads(shard * heads, (shard + 1) * heads)

@@ -53,10 +53,3 @@ def replay(
         else:
             rows = rows.clone()  # layers may write to what they are given
         stack.run_group(group, rows, mask, blocks)
-
-
-def last_rows(blocks: torch.Tensor, rows: int) -> torch.Tensor:
-    """Anchors [groups, rows, hidden], the last `rows` of blocks [pages, groups, rows, hidden]."""
-    pages, groups, per_page, hidden = blocks.shape
-    flat = blocks.transpose(0, 1).reshape(groups, pages * per_page, hidden)
-    return flat[:, pages * per_page - rows :]

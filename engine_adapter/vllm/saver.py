@@ -5,7 +5,7 @@
     a step:  copy out of the blocks --> submit --> [queue, at most so many bytes] --> thread: put
 
 A step never waits for the daemon.  Where the queue is full, pages are not saved, and counted: a
-cache may always forget.
+cache may always forget.  Nor does the thread end for what goes wrong with one of them.
 """
 
 from __future__ import annotations
@@ -80,6 +80,12 @@ class Saver:
         self._thread = threading.Thread(target=self._work, name="anchorstore-saver", daemon=True)
         self._thread.start()
 
+    @property
+    def room_bytes(self) -> int:
+        """What the queue can take on."""
+        with self._lock:
+            return self._room
+
     def submit(self, copied: Copied) -> None:
         """Leaves the pages to the thread, or drops them where too much waits."""
         size = copied.size_bytes
@@ -92,14 +98,22 @@ class Saver:
 
     def _work(self) -> None:
         while (copied := self._queue.get()) is not None:
-            try:
-                self._put(copied)
-            except AnchorStoreError as error:
-                self._unsaved(copied, "refused")
-                log.warning("pages were not saved: %s", error)
+            self._attempt(copied)
             with self._lock:
                 self._room += copied.size_bytes
         self._spaces.close()
+
+    def _attempt(self, copied: Copied) -> None:
+        """Puts them, or says in the log why not."""
+        try:
+            self._put(copied)
+        except AnchorStoreError as error:
+            self._unsaved(copied, "refused")
+            log.warning("pages were not saved: %s", error)
+        except Exception:
+            self._unsaved(copied, "error")
+            log.exception("pages were not saved")
+            self._tally.add("thread_errors", label="saver")
 
     def _put(self, copied: Copied) -> None:
         if copied.arrived is not None:

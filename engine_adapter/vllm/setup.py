@@ -27,7 +27,7 @@ from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.weights import weights_digest
 from engine_adapter.vllm.checks import Facts, check
 from engine_adapter.vllm.families import family_of
-from engine_adapter.vllm.geometry import Geometry, Share, shard_count, share_of_rank
+from engine_adapter.vllm.geometry import Geometry, Share, Stored, shard_count, share_of_rank
 from engine_adapter.vllm.install import MODEL, model_directory, settings_of, spec_of
 from engine_adapter.vllm.jobs import SpaceKey
 from engine_adapter.vllm.loader import Loader
@@ -203,9 +203,7 @@ def worker_half(common: Common, caches: Mapping[str, torch.Tensor]) -> WorkerHal
         common.vllm_config,
         pages.device,
     )
-    parts = Parts(
-        share, common.kv_layout, common.shards, common.anchor_layout, pool, pages, stack, is_first
-    )
+    stored = Stored(share, common.kv_layout, common.shards, common.anchor_layout)
     layouts: list[Layout] = []
     if share.is_writer:
         layouts += [common.shard_layout(shard) for shard in share.shards]
@@ -220,7 +218,8 @@ def worker_half(common: Common, caches: Mapping[str, torch.Tensor]) -> WorkerHal
     tally = Tally()
     anchors = len(share.shards) if share.is_writer else 0
     saver = Saver(spaces, anchors, settings.queue_mebibytes * MEBIBYTE, tally)
-    return WorkerHalf(parts, Loader(parts, settings), saver, tally)
+    parts = Parts(stored, pool, pages, stack, is_first)
+    return WorkerHalf(parts, Loader(stored, settings, tally), saver, tally)
 
 
 def _paged(common: Common, caches: list[torch.Tensor], layer: Any, share: Share) -> PagedKv:

@@ -8,6 +8,7 @@
     rows_replayed, pages_loaded          by the workers, summed over them
     blocks/<outcome>                     sealed, known, declined, mismatched
     pages_unsaved/<reason>               full pages that were not put
+    thread_errors/<thread>               defects or no memory: loader, saver
 
 A name is a metric, or a metric and one label.
 """
@@ -25,6 +26,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "loads": ("outcome", "Prefixes on their way in, by how that ended: done or dropped."),
     "blocks": ("outcome", "Blocks offered to the store, by what became of them."),
     "pages_unsaved": ("reason", "Full pages that were not offered to the store, by reason."),
+    "thread_errors": ("thread", "Unexpected errors; each cost one load or save, by thread."),
 }
 """Metric -> its label ("" for none) and what it counts."""
 

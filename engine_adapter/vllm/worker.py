@@ -86,9 +86,10 @@ class WorkerHalf:
     def _copied(self, job: SaveJob) -> dict[int, torch.Tensor]:
         """By position among the writer's layouts: own shards in order, then anchors."""
         parts, blocks = self._parts, dict[int, torch.Tensor]()
-        if parts.share.is_writer:
+        share = parts.stored.share
+        if share.is_writer:
             pages = parts.pages.read(job.page_slots)
-            cuts = pages.chunk(len(parts.share.shards), dim=4)
+            cuts = pages.chunk(len(share.shards), dim=4)
             for position, cut in enumerate(cuts):
                 blocks[position] = host_copy(cut)
         if parts.saves_anchors:

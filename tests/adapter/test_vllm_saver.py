@@ -1,11 +1,13 @@
 """Goal: copied pages reach the store as they are, and what cannot be saved is dropped and counted,
 never waited for.
 Method: the saver's thread against a real daemon; a queue without room, rows that were never
-captured, a daemon that is not there.
+captured, blocks that make torch raise, a daemon that is not there.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import pathlib
 from collections.abc import Iterator
 
@@ -92,3 +94,25 @@ def test_pages_without_a_daemon_are_not_saved(tmp_path: pathlib.Path) -> None:
     saver.submit(pages)
     saver.close()
     assert tally.take() == {"pages_unsaved/unreachable": PAGES}
+
+
+def test_pages_that_meet_a_defect_are_counted_and_the_next_ones_are_saved(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client.connect(daemon.address, namespace=SPACE, layouts=LAYOUTS) as reader:
+        assert reader.root_digest is not None
+        pages = copied(reader.root_digest, 5)
+        flat = {0: pages.blocks[0], 1: torch.ones(3)}  # torch says IndexError: no third dimension
+        broken = dataclasses.replace(pages, blocks=flat)
+        saver, tally = saver_for(daemon.address, broken.size_bytes + pages.size_bytes)
+        with caplog.at_level(logging.WARNING, "anchorstore.vllm"):
+            saver.submit(broken)
+            saver.submit(pages)
+            saver.close()
+    assert tally.take() == {
+        "pages_unsaved/error": PAGES,
+        "thread_errors/saver": 1,
+        "blocks/sealed": 2 * PAGES,
+    }
+    assert "Traceback" in caplog.text
+    assert saver.room_bytes == broken.size_bytes + pages.size_bytes

@@ -116,7 +116,7 @@ class Server:
         for line in self._open("/metrics").decode().splitlines():
             match = re.match(r"anchorstore:(\w+)\{(.*)\} (\S+)$", line)
             if match and not match[1].endswith("_created"):
-                label = re.search(r'(?:outcome|reason)="(\w+)"', match[2])
+                label = re.search(r'(?:outcome|reason|thread)="(\w+)"', match[2])
                 name = f"{match[1]}{{{label[1]}}}" if label else match[1]
                 found[name] = found.get(name, 0.0) + float(match[3])
         return found
