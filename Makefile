@@ -33,7 +33,7 @@ export PYTHONSAFEPATH := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv demo test test-vllm tidy bench soak proto clean
+.PHONY: help venv demo test test-vllm tidy bench soak soak-vllm proto clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -48,7 +48,12 @@ test: .venv/.wheel .venv-proto/.done ## every lane of docs/testing.md in order (
 	@$(BIN)/python scripts/lanes.py $(LANES)
 
 test-vllm: .venv-vllm/.wheel ## the adapter in a real vLLM, on CPU (ARGS="-k granite")
+	@scripts/ensure_vllm_libraries.sh
 	@.venv-vllm/bin/python scripts/lanes.py --vllm --pytest="$(ARGS)"
+
+soak-vllm: .venv-vllm/.wheel ## what of it takes long: more models, torch.compile
+	@scripts/ensure_vllm_libraries.sh
+	@.venv-vllm/bin/python scripts/lanes.py --vllm --soak --pytest="$(ARGS)"
 
 tidy: .venv/.wheel .venv-proto/.done ## style, types, floors, budgets, documents
 	@$(BIN)/python scripts/lanes.py tidy

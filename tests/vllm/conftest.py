@@ -6,6 +6,8 @@ one after another.
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import pathlib
 import random
 from collections.abc import Iterator
@@ -14,8 +16,6 @@ from typing import Any
 import pytest
 
 from anchorstore.testing.daemon import Daemon
-
-pytest.importorskip("vllm", reason="no vLLM in this environment: run `make test-vllm`")
 
 CUTS = (1400, 900, 700, 1999, 709)
 BASE_TOKENS = 2000
@@ -35,6 +35,17 @@ def text(seed: int, tokens: int) -> list[int]:
     """Random bytes, as ids of the tiny tokenizer."""
     source = random.Random(seed)
     return [source.randrange(3, 259) for _ in range(tokens)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runnable() -> None:
+    """Skips everything where vLLM, or what its kernels are linked with, is not there."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("no vLLM in this environment: run `make test-vllm`")
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError as error:
+        pytest.skip(f"vLLM's kernels for CPU do not load: {error}")
 
 
 @pytest.fixture(scope="session")

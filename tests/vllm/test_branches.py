@@ -20,7 +20,13 @@ from tests.vllm.compare import NOISE_LEAST, alike, clear_flips, cold, distance
 from tests.vllm.conftest import CUTS, EVERY_ROW, text
 from tests.vllm.served import Reply, Served
 
-FAMILIES = ("qwen3_next", "qwen3_5", "granite", "nemotron")
+FAMILIES = (
+    "qwen3_5",
+    "granite",
+    pytest.param("qwen3_next", marks=pytest.mark.slow),
+    pytest.param("nemotron", marks=pytest.mark.slow),
+)
+"""One of either kind of linear layer in every run, the others of their kind in the long one."""
 PAGE = 64
 
 

@@ -2,13 +2,18 @@
 Method: the five branches on engines that compile.  A replay calls the layers as they are written;
 compiled code rounds less on the way (it keeps float32 where bfloat16 was written between fused
 operations).  So the floor is what compiling alone changes: the same prompts, uncached, compiled
-and not.  The zero-state control stands beside it.
+and not.  The zero-state control stands beside it.  Compiling takes a minute an engine, and a C++
+compiler with Python's headers.
 """
 
 from __future__ import annotations
 
 import pathlib
+import shutil
+import sysconfig
 from typing import Any
+
+import pytest
 
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
@@ -19,6 +24,7 @@ from tests.vllm.served import Served
 PAGE = 64
 
 
+@pytest.mark.slow
 def test_branches_on_compiled_engines_differ_by_no_more_than_compiling_does(
     models: pathlib.Path,
     daemon: Daemon,
@@ -26,6 +32,9 @@ def test_branches_on_compiled_engines_differ_by_no_more_than_compiling_does(
     base: list[int],
     branches: list[list[int]],
 ) -> None:
+    headers = pathlib.Path(sysconfig.get_path("include"), "Python.h")
+    if shutil.which("g++") is None or not headers.exists():
+        pytest.skip("torch.compile needs g++ and Python's headers")
     model = tiny.make("qwen3_5", models)
     compiled: dict[str, Any] = {
         "daemon": daemon.address,
