@@ -102,11 +102,23 @@ class Served:
         return self._read()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], tokens: int = 24, *, salts: Sequence[str] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int = 24,
+        *,
+        salts: Sequence[str] = (),
+        lora: tuple[str, int, pathlib.Path] | None = None,
     ) -> list[Reply]:
-        """Greedy continuations of `prompts`, served together; `salts`: one a prompt, or none."""
+        """Greedy continuations of `prompts`, served together.
+
+        `salts`: one a prompt, or none; `lora`: an adapter's name, number and directory.
+        """
         found = self.ask(
-            op="generate", prompts=[list(p) for p in prompts], tokens=tokens, salts=list(salts)
+            op="generate",
+            prompts=[list(p) for p in prompts],
+            tokens=tokens,
+            salts=list(salts),
+            lora=[*lora[:2], str(lora[2])] if lora else None,
         )
         return [Reply(**each) for each in found["replies"]]
 
@@ -219,13 +231,16 @@ def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         values = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
         return {"count": int(sum(values))}
     assert request["op"] == "generate", request["op"]
+    from vllm.lora.request import LoRARequest
+
     sampling = SamplingParams(
         temperature=0, max_tokens=request["tokens"], ignore_eos=True, logprobs=2
     )
     prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in request["prompts"]]
     for prompt, salt in zip(prompts, request["salts"], strict=False):
         prompt["cache_salt"] = salt
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    lora = LoRARequest(*request["lora"]) if request["lora"] else None
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
     return {"replies": [reply(output) for output in outputs]}
 
 

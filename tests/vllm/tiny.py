@@ -6,10 +6,12 @@ heads of 128, a convolution of four, bfloat16.
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -17,6 +19,8 @@ VOCABULARY = 512
 SPREAD = 0.06
 SLOW_DECAY = (-4.0, -1.0)
 """Range of the logarithm of the decay rate."""
+LORA_RANK = 8
+LORA_SPREAD = 0.2
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -114,6 +118,29 @@ def make(name: str, folder: pathlib.Path, seed: int = 0, spread: float = SPREAD)
     model.save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path
+
+
+def make_lora(model: pathlib.Path, folder: pathlib.Path, seed: int) -> pathlib.Path:
+    """A LoRA adapter of `model` in `folder`: random, on what the attention layers' queries read."""
+    config = transformers.AutoConfig.from_pretrained(model)
+    attention = [
+        number for number, kind in enumerate(config.layer_types) if kind == "full_attention"
+    ]
+    weights = safetensors.torch.load_file(model / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for number in attention:
+        name = f"model.layers.{number}.self_attn.q_proj"
+        rows, columns = weights[f"{name}.weight"].shape
+        for part, shape in (("A", (LORA_RANK, columns)), ("B", (rows, LORA_RANK))):
+            drawn = LORA_SPREAD * torch.randn(shape, generator=generator)
+            tensors[f"base_model.model.{name}.lora_{part}.weight"] = drawn.bfloat16()
+    folder.mkdir()
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+    described = {"r": LORA_RANK, "lora_alpha": LORA_RANK, "target_modules": ["q_proj"]}
+    described |= {"peft_type": "LORA", "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    return folder
 
 
 def tokenizer() -> Any:
