@@ -184,7 +184,8 @@ class Session:
         else:
             reason = "unreachable"
         level = logging.DEBUG if self.gate.reason == reason else logging.WARNING
-        log.log(level, "%s: %s; calls are misses for %.3gs", self.address, error, pause)
+        text = str(error).removeprefix(f"{self.address}: ")
+        log.log(level, "%s: %s; calls are misses for %.3gs", self.address, text, pause)
         self.gate.shut(reason, self.clock.now() + pause)
         return reason
 

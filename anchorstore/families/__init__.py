@@ -97,7 +97,7 @@ def _reason(model_type: str, config: Mapping[str, Any]) -> str:
     """Why a family that has no reader is refused."""
     if model_type in _REFUSED:
         return f"this hybrid family is not supported: {_REFUSED[model_type]}"
-    text = config.get("text_config")
+    text, has_attention = config.get("text_config"), False
     for part in (config, text if isinstance(text, Mapping) else {}):
         types = part.get("layer_types") or part.get("layers_block_type") or []
         named = {name for name in types if isinstance(name, str)} if type(types) is list else set()
@@ -107,7 +107,10 @@ def _reason(model_type: str, config: Mapping[str, Any]) -> str:
                 "this looks like a hybrid family that is not supported; "
                 f"supported are {', '.join(SUPPORTED)}"
             )
-    return (
-        "this model has no linear-attention layer: plain prefix caching does it, "
-        "anchors have nothing to add"
-    )
+        has_attention |= "num_attention_heads" in part or any("attention" in n for n in named)
+    if has_attention:
+        return (
+            "this model has no linear-attention layer: plain prefix caching does it, "
+            "anchors have nothing to add"
+        )
+    return f"this model_type is not known; supported are {', '.join(SUPPORTED)}"

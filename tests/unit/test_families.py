@@ -195,19 +195,27 @@ def test_hybrid_that_is_not_supported_gets_its_own_reason(model_type: str, reaso
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_type": "llama", "num_hidden_layers": 32},
+        {"model_type": "llama", "num_attention_heads": 32},
         {"model_type": "gemma3", "text_config": {"layer_types": ["sliding_attention"]}},
         {"model_type": "qwen3", "layer_types": ["full_attention"] * 4},
-        {"model_type": "odd", "layer_types": "mamba", "layers_block_type": 3},
         GRANITE | {"layer_types": ["attention"] * 40},
     ],
-    ids=["llama", "gemma3", "qwen3", "odd", "granite-without-mamba"],
+    ids=["llama", "gemma3", "qwen3", "granite-without-mamba"],
 )
 def test_model_without_linear_layers_is_told_that_prefix_caching_does_it(
     config: dict[str, Any],
 ) -> None:
     with pytest.raises(ModelError, match="plain prefix caching does it"):
         spec_from_config(config)
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "rwkv6", "banana"])
+@pytest.mark.parametrize("rest", [{}, {"layer_types": "mamba", "layers_block_type": 3}])
+def test_model_of_unknown_type_is_told_which_are_known(
+    model_type: str, rest: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelError, match=f"{model_type}: this model_type is not known; supported"):
+        spec_from_config({"model_type": model_type, "num_hidden_layers": 4} | rest)
 
 
 @pytest.mark.parametrize(

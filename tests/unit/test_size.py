@@ -156,10 +156,11 @@ def test_size_of_a_directory_reads_its_config(
         (b"[" * 100_000, "is not JSON"),
         (b"[1]", "holds a list"),
         (b" " * (size.CONFIG_BYTES_MAX + 1), f"limit {size.CONFIG_BYTES_MAX}"),
-        (b'{"model_type": "llama"}', "plain prefix caching"),
+        (b'{"model_type": "llama", "num_attention_heads": 8}', "plain prefix caching"),
+        (b'{"model_type": "banana"}', "banana: this model_type is not known; supported are bamba"),
         (b"{}", "model_type is missing"),
     ],
-    ids=["absent", "half", "utf16", "deep", "list", "huge", "llama", "empty"],
+    ids=["absent", "half", "utf16", "deep", "list", "huge", "llama", "unknown", "empty"],
 )
 def test_size_of_a_bad_config_says_why(
     content: bytes | None, message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
