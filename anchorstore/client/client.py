@@ -117,8 +117,8 @@ class Client(Face):
         """Copies blocks of a prefix, and returns of how many pages in a row, 0 for none.
 
         On the daemon's host that takes no call where the daemon's hints know the blocks and this
-        client has mapped their segments: from the first get of a session on, which maps them.  What lies behind the pages that were copied
-        is worth nothing.
+        client has mapped their segments, which its first get does: such blocks are found also while
+        the daemon is busy.  What lies behind the pages that were copied is worth nothing.
 
         Args:
             path_hashes: 32 n bytes, page 0 first.
