@@ -7,7 +7,8 @@ import sys
 
 from anchorstore.cli import settings
 from anchorstore.cli.output import add_json_option, print_json
-from anchorstore.config import render
+from anchorstore.config import SETTINGS, render
+from anchorstore.config.schema import value_of
 from anchorstore.errors import ConfigError
 
 _DESCRIPTION = "Lists, checks or shows the configuration of `anchorstore serve`."
@@ -23,7 +24,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--markdown", action="store_true", help="print the reference page's tables instead"
     )
     check = actions.add_parser(
-        "check", help="exit with 0 if serve would accept these options, else 2 and the reasons"
+        "check",
+        help="exit with 0 if these options fit together, else 2 and the reasons",
+        description="Exits with 0 if these options are right, fit together, and name files that "
+        "can be used here, else with 2 and the reasons.  What the host has free (memory, huge "
+        "pages, ports) is checked by serve alone.",
     )
     show = actions.add_parser("show", help="print every value and where it comes from")
     settings.add_options(check)
@@ -48,6 +53,6 @@ def run(args: argparse.Namespace) -> int:
     if found:
         title = f"configuration: {len(found)} of its files cannot be used"
         raise ConfigError("\n  ".join([title, *found]))
-    changed = sum(source != "default" for source in loaded.sources.values())
+    changed = sum(value_of(loaded.config, item) != item.default for item in SETTINGS)
     print(f"ok: {len(loaded.sources)} keys, {changed} not at their default")
     return 0

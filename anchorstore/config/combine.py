@@ -29,7 +29,8 @@ def _dram(config: Config) -> Iterator[str]:
     if segments < SEGMENTS_MIN:
         yield (
             f"tiers.dram.capacity is {format_bytes(dram.capacity_bytes)}, must be at least "
-            f"{SEGMENTS_MIN} segments of {format_bytes(segment)} (tiers.dram.segment)"
+            f"{format_bytes(SEGMENTS_MIN * segment)}: {SEGMENTS_MIN} segments of "
+            f"{format_bytes(segment)} (tiers.dram.segment)"
         )
     if segments > SEGMENTS_MAX:
         yield (

@@ -21,7 +21,7 @@ class DramConfig:
     """The pool in this host's memory."""
 
     capacity_bytes: int = setting(
-        values.size("1MiB"),
+        values.size("0B", bounds="at least 2 of tiers.dram.segment: 8MiB where that is auto"),
         "4GiB",
         "Memory of the pool, taken from the host at start and never given back.",
         "First: what the host can spare.  `anchorstore size` says what a model needs.",

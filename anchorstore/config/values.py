@@ -212,8 +212,8 @@ def _show_bytes(value: int) -> str:
     return shown if parse_bytes(shown) == value else f"{value}B"
 
 
-def size(low: str, high: str = "") -> Kind:
-    """Bytes, written with their unit."""
+def size(low: str, high: str = "", *, bounds: str = "") -> Kind:
+    """Bytes, written with their unit.  `bounds` says what other keys bound it by, where they do."""
     low_bytes, high_bytes = parse_bytes(low), parse_bytes(high) if high else float("inf")
 
     def parse(value: Any) -> int:
@@ -222,7 +222,7 @@ def size(low: str, high: str = "") -> Kind:
         _within(found, low_bytes, high_bytes, _show_bytes)
         return found
 
-    bounds = _range(low_bytes, high_bytes, _show_bytes)
+    bounds = bounds or _range(low_bytes, high_bytes, _show_bytes)
     return Kind("bytes", bounds, parse, lambda value: toml_text(_show_bytes(value)))
 
 

@@ -123,6 +123,19 @@ def test_config_check_of_a_good_configuration_exits_with_0(tmp_path: Path) -> No
     assert "3 not at their default" in good.stdout
 
 
+def test_config_check_of_the_default_file_finds_no_key_changed(tmp_path: Path) -> None:
+    """What counts is the value, not that a file names it."""
+    file = tmp_path / "anchorstore.toml"
+    file.write_text(anchorstore("config", "defaults").stdout)
+    words = ("config", "check", "--config", str(file), "--socket", str(tmp_path / "s"))
+    assert anchorstore(*words).stdout.endswith(" keys, 1 not at their default\n")
+
+
+def test_config_check_s_help_leaves_memory_to_serve() -> None:
+    words = anchorstore("config", "check", "--help").stdout.split()
+    assert "checked by serve alone" in " ".join(words)
+
+
 def test_config_check_accepts_a_socket_folder_that_serve_makes_and_no_other(tmp_path: Path) -> None:
     good = anchorstore("config", "check", "--socket", str(tmp_path / "new" / "folder" / "s"))
     assert (good.returncode, good.stderr) == (0, "")
