@@ -21,17 +21,21 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from anchorstore.cli.options import non_empty
 from anchorstore.config import SETTINGS, parse_address
 from anchorstore.config.render import environment_name
 from anchorstore.errors import (
     ConfigError,
     ConnectFailed,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
+    Unauthenticated,
     UsageError,
     from_code,
 )
 from anchorstore.transport import frames
+from anchorstore.transport.reasons import reason_of
 from anchorstore.units import format_seconds, parse_seconds
 from anchorstore.wire.v1 import store_pb2
 
@@ -46,20 +50,23 @@ def add_options(parser: argparse.ArgumentParser, deadline: str = "10s") -> None:
     variable = environment_name(_SOCKET)
     where.add_argument(
         "--socket",
+        type=non_empty,
         metavar="PATH",
         help=f"the daemon's Unix socket (default: ${variable}, else {_SOCKET.default})",
     )
     where.add_argument(
-        "--address", metavar="URL", help="unix:///path or tcp://host:port instead of --socket"
+        "--address",
+        type=non_empty,
+        metavar="URL",
+        help="unix:///path or tcp://host:port instead of --socket",
     )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="file with an operator's bearer token (tcp://)"
-    )
-    parser.add_argument(
-        "--tls-ca", metavar="FILE", help="PEM file that the daemon's certificate is checked against"
-    )
-    parser.add_argument("--tls-certificate", metavar="FILE", help="PEM file: our own certificate")
-    parser.add_argument("--tls-key", metavar="FILE", help="PEM file: our certificate's key")
+    for option, text in (
+        ("--token-file", "file with an operator's bearer token"),
+        ("--tls-ca", "PEM file that the daemon's certificate is checked against"),
+        ("--tls-certificate", "PEM file: our own certificate"),
+        ("--tls-key", "PEM file: our certificate's key"),
+    ):
+        parser.add_argument(option, type=non_empty, metavar="FILE", help=text)
     parser.add_argument(
         "--deadline",
         type=_duration,
@@ -103,23 +110,42 @@ class Connection:
         try:
             self._stream.settimeout(self._deadline_seconds)
             self._stream.sendall(frames.encode(frames.Kind.REQUEST, method, self._call_id, body))
-            header = frames.parse_header(self._receive(frames.HEADER_BYTES, until))
+            header = self._header(self._receive(frames.HEADER_BYTES, until))
             answer = self._receive(header.body_bytes, until)
+        except ConnectFailed:  # an OSError as well, and said in full
+            raise
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{self._name}: no answer within {format_seconds(self._deadline_seconds)}"
             ) from error
         except OSError as error:
-            raise ConnectFailed(f"{self._name}: {error.strerror or error}") from error
+            raise ConnectFailed(f"{self._name}: {reason_of(error)}") from error
         if (header.method, header.call_id) != (method, self._call_id):
             raise InvalidRequest(f"{self._name}: answer to {header.method}, call {header.call_id}")
         if header.kind is frames.Kind.ERROR:
             refusal = frames.parse_body(store_pb2.ErrorReply, answer)
             assert isinstance(refusal, store_pb2.ErrorReply)
-            raise from_code(refusal.code, refusal.message, refusal.retry_after_ms)
+            message = f"{refusal.message}{self._hint(refusal.code)}"
+            raise from_code(refusal.code, message, refusal.retry_after_ms)
         found = frames.parse_body(reply, answer)
         assert isinstance(found, reply)
         return found
+
+    def _header(self, data: bytes) -> frames.Header:
+        if not data.startswith(frames.MAGIC):
+            raise ConnectFailed(
+                f"{self._name} does not speak anchorstore: name listen.socket or listen.tcp, "
+                "not listen.http or listen.grpc"
+            )
+        return frames.parse_header(data)
+
+    def _hint(self, code: str) -> str:
+        """What mends a refusal of the caller, after the daemon's own words."""
+        if code not in (Forbidden.__name__, Unauthenticated.__name__):
+            return ""
+        if not self._token:
+            return "; --token-file FILE shows an operator's token"
+        return "; the token is that of --token-file"
 
     def _receive(self, size: int, until: float) -> bytes:
         data = bytearray()
@@ -175,7 +201,7 @@ def _dial_unix(path: str, deadline_seconds: float) -> socket.socket:
         stream.connect(path)
     except OSError as error:
         stream.close()
-        raise ConnectFailed(f"no daemon at {path}: {error.strerror or error}") from error
+        raise ConnectFailed(f"no daemon at {path}: {reason_of(error)}") from error
     return stream
 
 
@@ -184,7 +210,7 @@ def _dial_tcp(host: str, port: int, args: argparse.Namespace) -> socket.socket:
         stream = socket.create_connection((host, port), timeout=args.deadline)
     except OSError as error:
         name = f"tcp://{host}:{port}"
-        raise ConnectFailed(f"no daemon at {name}: {error.strerror or error}") from error
+        raise ConnectFailed(f"no daemon at {name}: {reason_of(error)}") from error
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _with_tls(stream, host, args) if args.tls_ca else stream
 
@@ -209,8 +235,10 @@ def _token(path: str) -> str:
     """The one token in a file; the file may also have "domain token" lines: the first one."""
     try:
         text = Path(path).read_text(encoding="utf-8")[:TOKEN_BYTES_MAX]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--token-file {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--token-file {path}: {reason_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--token-file {path}: is not UTF-8 text") from error
     lines = [line.split() for line in text.splitlines() if line.strip() and line[0] != "#"]
     if not lines:
         raise ConfigError(f"--token-file {path}: holds no token")

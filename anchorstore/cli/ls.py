@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from anchorstore.cli import connection, names
 from anchorstore.cli.connection import Connection
+from anchorstore.cli.options import integer
 from anchorstore.cli.output import (
     add_json_option,
     component_word,
@@ -22,6 +24,7 @@ from anchorstore.wire.v1 import admin_pb2
 
 PAGES_PER_CALL = 1000
 LIMIT_DEFAULT = 1000
+LIMIT_MAX = 2**31 - 1
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,10 +38,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     names.add_argument(parser, optional=True)
     parser.add_argument(
         "--limit",
-        type=int,
-        default=LIMIT_DEFAULT,
+        type=integer(0, LIMIT_MAX),
         metavar="N",
-        help=f"most pages listed; 0 = all (default {LIMIT_DEFAULT})",
+        help="most pages, or namespaces, listed; 0 = all "
+        f"(default: {LIMIT_DEFAULT} pages, all namespaces)",
     )
     connection.add_options(parser)
     add_json_option(parser)
@@ -49,24 +52,40 @@ def run(args: argparse.Namespace) -> int:
     with connection.connect(args) as daemon:
         spaces = names.namespaces(daemon)
         if args.namespace is None:
-            return _print_namespaces(spaces, args.json)
+            return _print_namespaces(spaces, args.limit or len(spaces), args.json)
         root = names.resolve(spaces, args.namespace).root_digest
-        pages, is_cut = list_pages(daemon, root, args.limit)
+        limit = LIMIT_DEFAULT if args.limit is None else args.limit
+        pages, is_cut = list_pages(daemon, root, limit)
     if args.json:
-        print_json({"pages": [plain(page) for page in pages], "more": is_cut})
+        print_json({"pages": [_page_plain(page) for page in pages], "more": is_cut})
         return 0
     print(pages_text(pages), end="")
     if is_cut:
-        print(f"... more than {number(args.limit)} pages; --limit 0 lists all")
+        print(_more(limit, "pages"))
     return 0
 
 
-def _print_namespaces(spaces: list[admin_pb2.NamespaceStatus], as_json: bool) -> int:
+def _print_namespaces(spaces: list[admin_pb2.NamespaceStatus], limit: int, as_json: bool) -> int:
+    shown, is_cut = spaces[:limit], len(spaces) > limit
     if as_json:
-        print_json({"namespaces": [plain(space) for space in spaces]})
-    else:
-        print(namespaces_text(spaces), end="")
+        print_json({"namespaces": [plain(space) for space in shown], "more": is_cut})
+        return 0
+    print(namespaces_text(shown), end="")
+    if is_cut:
+        print(_more(limit, "namespaces"))
     return 0
+
+
+def _more(limit: int, what: str) -> str:
+    return f"... more than {number(limit)} {what}; --limit 0 lists all"
+
+
+def _page_plain(page: admin_pb2.PageStatus) -> dict[str, Any]:
+    """A page as JSON has it; each block's shard also as its range of heads, the last excluded."""
+    found = plain(page)
+    for block in found["blocks"]:
+        block["head_start"], block["head_stop"] = _heads(block["shard"])
+    return found
 
 
 def list_pages(
@@ -105,6 +124,14 @@ def pages_text(pages: list[admin_pb2.PageStatus]) -> str:
     return table([*headers, "SIZE", "LINEAGE", "LEASES"], rows, "lrrllllrrr")
 
 
+def _heads(shard: int) -> tuple[int, int]:
+    """First head and the one behind the last; both 0 where the component has no heads."""
+    return shard >> 16, shard & 0xFFFF
+
+
 def _shard(shard: int) -> str:
-    """E.g. "heads 0-4" (the last one excluded), "-" where the component has no heads."""
-    return f"heads {shard >> 16}-{shard & 0xFFFF}" if shard else "-"
+    """E.g. "heads 0-3" (four of them), "head 3", "-" where the component has no heads."""
+    first, stop = _heads(shard)
+    if not shard:
+        return "-"
+    return f"heads {first}-{stop - 1}" if stop - first > 1 else f"head {first}"

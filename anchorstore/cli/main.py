@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from anchorstore import __version__
+from anchorstore.cli.options import CommandParser
 from anchorstore.errors import AnchorStoreError, DataError, Unavailable
 
 DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -62,13 +63,18 @@ COMMANDS = (
     Command("namespace", "anchorstore.cli.namespace", "turn a namespace off and on, live"),
     Command("remove", "anchorstore.cli.remove", "remove a namespace's blocks, or a subtree's"),
     Command("size", "anchorstore.cli.size", "what a model's anchors and kv take"),
-    Command("demo", "anchorstore.cli.demo", "two engines share prefixes, measured", "transformers"),
+    Command(
+        "demo",
+        "anchorstore.cli.demo",
+        "two engines share prefixes, measured",
+        "server,transformers",
+    ),
 )
 
 
 def make_parser(chosen: str | None) -> tuple[argparse.ArgumentParser, CommandModule | None]:
     """The parser, with the options of the chosen command alone, and that command's module."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="anchorstore",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from anchorstore.cli.connection import Connection
@@ -13,6 +14,7 @@ from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import admin_pb2
 
 PREFIX_LETTERS_MIN = 4
+_HASH = re.compile(f"[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}")
 HELP = "a namespace: its root digest or the first letters of it, its model, or domain/model"
 
 
@@ -59,10 +61,9 @@ def _fits(space: admin_pb2.NamespaceStatus, wanted: str) -> bool:
 
 def parse_hash(text: str) -> bytes:
     """The 32 bytes of one path hash in hex; InvalidKey otherwise."""
-    try:
-        value = bytes.fromhex(text)
-    except ValueError as error:
-        raise InvalidKey(f"path hash {text!r} is not hexadecimal") from error
-    if len(value) != DIGEST_BYTES:
-        raise InvalidKey(f"path hash has {len(value)} bytes, must have {DIGEST_BYTES}: {text!r}")
-    return value
+    if not _HASH.fullmatch(text):
+        raise InvalidKey(
+            f"path hash {text!r} has {len(text)} characters, must have {2 * DIGEST_BYTES} "
+            "hexadecimal letters, as `anchorstore ls NAMESPACE --json` prints them"
+        )
+    return bytes.fromhex(text)

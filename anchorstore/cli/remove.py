@@ -32,8 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Asks for consent, then removes; 1 where it was not given."""
-    below = names.parse_hash(args.below) if args.below else b""
+    """Asks for consent, then removes; 1 where it was not given.  UsageError for a page that is
+    not stored."""
+    below = b"" if args.below is None else names.parse_hash(args.below)
     with connection.connect(args) as daemon:
         space = names.resolve(names.namespaces(daemon), args.namespace)
         if not args.yes and not _consented(space, below):
@@ -42,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
         answer = daemon.call(Method.REMOVE, request, admin_pb2.RemoveResponse)
     if args.json:
         print_json(plain(answer))
-    else:
+    if below and not answer.blocks_removed + answer.blocks_leased:
+        raise UsageError(f"no such page is stored in {space.model}: {below.hex()}")
+    if not args.json:
         leased = number(answer.blocks_leased)
         print(f"removed {number(answer.blocks_removed)} blocks; {leased} of them are still leased")
     return 0

@@ -47,12 +47,17 @@ def status_text(status: admin_pb2.StatusResponse) -> str:
     head = (
         f"anchorstore {status.version}, boot {digest(status.boot_id)}, {state} for "
         f"{elapsed(status.uptime_ms / 1000)}\n"
-        f"sessions {status.sessions}, leases {status.leases}, reservations {status.reservations}, "
-        f"pages {number(status.pages)}, index {format_bytes(status.index_bytes)}\n"
     )
-    parts = [head]
-    if status.tiers:  # an operator's sight; others see their own namespaces alone
-        parts.append(tiers_text(status))
+    pages = f"pages {number(status.pages)}"
+    if status.tiers:
+        sight = (
+            f"sessions {status.sessions}, leases {status.leases}, reservations "
+            f"{status.reservations}, {pages}, index {format_bytes(status.index_bytes)}\n"
+        )
+        parts = [head + sight, tiers_text(status)]
+    else:  # the rest of the counts are an operator's alone
+        sight = f"sessions {status.sessions}, {pages}\nnot an operator: own domain only\n"
+        parts = [head + sight]
     if status.namespaces:
         parts.append(namespaces_text(status.namespaces))
     counted = sorted((name, count) for name, count in status.counters.items() if count)

@@ -45,9 +45,9 @@ class Admin:
     def _identity(self, token: str, peer: Peer) -> Identity:
         return peer.authenticate(self._service.auth, token)
 
-    def _operator(self, call: str, token: str, peer: Peer) -> None:
+    def _operator(self, token: str, peer: Peer) -> None:
         if not self._identity(token, peer).is_admin:
-            raise Forbidden(f"{call}: for operators alone")
+            raise Forbidden("for operators alone")
 
     def _check_root(self, root_digest: bytes, identity: Identity) -> bytes:
         """`root_digest` where it names a namespace that the caller may see."""
@@ -110,7 +110,7 @@ class Admin:
         self, request: pb.CheckRequest, peer: Peer
     ) -> pb.CheckResponse | asyncio.Task[pb.CheckResponse]:
         """Walks every invariant; re-reads every block where asked."""
-        self._operator("check", request.token, peer)
+        self._operator(request.token, peer)
         violations = self._core.check()
         status = self._core.status(self._service.clock.now())
         response = pb.CheckResponse(
@@ -129,7 +129,7 @@ class Admin:
 
     def set_namespace(self, request: pb.SetNamespaceRequest, peer: Peer) -> pb.SetNamespaceResponse:
         """The kill switch of a namespace."""
-        self._operator("set", request.token, peer)
+        self._operator(request.token, peer)
         identity = Identity("", is_admin=True)
         root = self._check_root(request.root_digest, identity)
         domain = self._core.set_enabled(root, request.enabled)
@@ -138,7 +138,7 @@ class Admin:
 
     def remove(self, request: pb.RemoveRequest, peer: Peer) -> pb.RemoveResponse:
         """Removes a namespace's blocks, or those below one page."""
-        self._operator("remove", request.token, peer)
+        self._operator(request.token, peer)
         root = self._check_root(request.root_digest, Identity("", is_admin=True))
         path_hash = None
         if request.path_hash:

@@ -43,6 +43,7 @@ from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.dram import DramTier, StagingPool
 from anchorstore.tiers.memory import check_room
+from anchorstore.transport.reasons import reason_of
 from anchorstore.units import format_bytes
 
 BOOT_ID_BYTES = 16
@@ -147,7 +148,9 @@ class Daemon:
         try:
             await http.start(host, port)
         except OSError as error:
-            raise ConfigError(f"listen.http: cannot bind {host}:{port}: {error}") from error
+            raise ConfigError(
+                f"listen.http: cannot bind {host}:{port} (--http): {reason_of(error)}"
+            ) from error
         self.http = http
         self.log.info("http listens", address=f"{host}:{http.port}")
 

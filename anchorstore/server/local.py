@@ -32,6 +32,7 @@ from anchorstore.server.outbox import Outbox, close_all
 from anchorstore.server.peer import Carrier, Peer
 from anchorstore.server.socket_lock import give_lock, take_lock
 from anchorstore.transport.frames import Frame, Kind, Method, Parser, encode, parse_body
+from anchorstore.transport.reasons import reason_of
 from anchorstore.wire.v1 import store_pb2 as pb
 
 PATH_BYTES_MAX = 107  # sun_path without its end
@@ -96,7 +97,9 @@ class LocalListener:
             self._inode = os.stat(self.path).st_ino
         except OSError as error:
             listener.close()
-            raise ConfigError(f"listen.socket: cannot bind {self.path}: {error}") from error
+            raise ConfigError(
+                f"listen.socket: cannot bind {self.path} (--socket): {reason_of(error)}"
+            ) from error
         listener.setblocking(False)
         self._socket = listener
 
@@ -131,7 +134,7 @@ def _remove_stale(path: pathlib.Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"listen.socket: cannot look at {path}: {error}") from error
+        raise ConfigError(f"listen.socket: cannot look at {path}: {reason_of(error)}") from error
     if not stat.S_ISSOCK(found.st_mode):
         raise ConfigError(f"listen.socket: {path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -142,7 +145,7 @@ def _remove_stale(path: pathlib.Path) -> None:
             os.unlink(path)
             return
         except OSError as error:  # a full backlog is somebody, too
-            raise ConfigError(f"listen.socket: {path} is in use: {error}") from error
+            raise ConfigError(f"listen.socket: {path} is in use: {reason_of(error)}") from error
     raise ConfigError(f"listen.socket: another daemon listens on {path}")
 
 

@@ -43,6 +43,7 @@ from anchorstore.transport.frames import (
     parse_body,
     parse_header,
 )
+from anchorstore.transport.reasons import reason_of
 from anchorstore.wire.v1 import store_pb2 as pb
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ class RemoteListener:
         except OSError as error:
             listener.close()
             raise ConfigError(
-                f"listen.tcp: cannot bind {self.host}:{self.port}: {error.strerror}"
+                f"listen.tcp: cannot bind {self.host}:{self.port} (--tcp): {reason_of(error)}"
             ) from error
         self.port = listener.getsockname()[1]
         self._socket = listener

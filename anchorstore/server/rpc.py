@@ -111,7 +111,10 @@ class RpcServer:
                 return self._server.add_insecure_port(address)
             return self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as error:
-            raise ConfigError(f"listen.grpc: cannot bind {address}: {error}") from error
+            raise ConfigError(
+                f"listen.grpc: cannot bind {address} (--grpc): the port is taken or the address "
+                "is not this host's"
+            ) from error
 
     async def start(self) -> None:
         """Begins to serve."""

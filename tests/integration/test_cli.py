@@ -166,9 +166,109 @@ def test_command_to_a_daemon_that_hangs_up_exits_with_3(say: Say, socket_path: P
 
 
 def test_command_that_is_refused_exits_with_2_and_the_reason(say: Say, socket_path: Path) -> None:
-    with CannedDaemon(socket_path, {Method.CHECK: Forbidden("check: for operators alone")}):
+    with CannedDaemon(socket_path, {Method.CHECK: Forbidden("for operators alone")}):
         code, _, err = say("check")
-    assert (code, err) == (2, "anchorstore check: check: for operators alone\n")
+    assert code == 2
+    assert err == (
+        "anchorstore check: for operators alone; --token-file FILE shows an operator's token\n"
+    )
+
+
+def test_status_of_one_domain_says_so_and_leaves_out_what_it_was_not_told(
+    say: Say, socket_path: Path
+) -> None:
+    own = admin_pb2.StatusResponse(boot_id=BOOT, sessions=2, pages=1200, namespaces=SPACES[:1])
+    with CannedDaemon(socket_path, {Method.STATUS: own}):
+        _, out, _ = say("status")
+    assert out.splitlines()[1:3] == [
+        "sessions 2, pages 1,200",
+        "not an operator: own domain only",
+    ]
+    assert "index" not in out and "TIER" not in out
+
+
+def test_command_to_something_else_that_answers_exits_with_3(say: Say) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            stream, _ = listener.accept()
+            with stream:
+                stream.recv(4096)
+                stream.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        code, _, err = say("status", "--address", url)
+        thread.join()
+    assert code == 3
+    assert err.startswith(f"anchorstore status: {url} does not speak anchorstore: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "--bogus"),
+        ("config", "check", "--bogus"),
+        ("namespace", "enable", "m", "--bogus"),
+    ],
+)
+def test_unknown_option_is_refused_under_the_command_s_own_usage(
+    words: tuple[str, ...], say: Say
+) -> None:
+    code, _, err = say(*words)
+    command = " ".join(word for word in words[:2] if word[0] != "-")
+    assert code == 2
+    assert err.startswith(f"usage: anchorstore {command} ")
+    assert err.endswith(f"anchorstore {command}: error: unrecognized arguments: --bogus\n")
+
+
+def test_ls_with_a_limit_cuts_namespaces_too(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS):
+        _, text, _ = say("ls", "--limit", "1")
+        _, out, _ = say("ls", "--limit", "1", "--json")
+        _, whole, _ = say("ls", "--limit", "0", "--json")
+    assert text.endswith("... more than 1 namespaces; --limit 0 lists all\n")
+    assert len(text.splitlines()) == 3
+    found = json.loads(out)
+    assert (len(found["namespaces"]), found["more"]) == (1, True)
+    assert json.loads(whole)["more"] is False
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ("-1", "-1 is out of range, must be 0 to 2147483647"),
+        (str(2**31), "2147483648 is out of range, must be 0 to 2147483647"),
+        ("many", "'many' is not an integer"),
+    ],
+)
+def test_ls_with_a_wrong_limit_exits_with_2(limit: str, reason: str, say: Say) -> None:
+    code, _, err = say("ls", "m", f"--limit={limit}")
+    assert code == 2
+    assert reason in err
+
+
+@pytest.mark.parametrize(
+    ("shard", "shown", "heads"),
+    [(0, "-", (0, 0)), (2, "heads 0-1", (0, 2)), ((2 << 16) + 3, "head 2", (2, 3))],
+)
+def test_ls_names_a_shard_s_heads(
+    shard: int, shown: str, heads: tuple[int, int], say: Say, socket_path: Path
+) -> None:
+    block = admin_pb2.BlockStatus(component=store_pb2.COMPONENT_KV, shard=shard, tier="dram")
+    page = admin_pb2.PageStatus(path_hash=ROOT_B, blocks=[block])
+
+    def answer(request: admin_pb2.ListRequest) -> admin_pb2.ListResponse:
+        spaces = [] if request.root_digest else SPACES
+        return admin_pb2.ListResponse(namespaces=spaces, pages=[page])
+
+    with CannedDaemon(socket_path, {Method.LIST: answer}):
+        _, text, _ = say("ls", "0001")
+        _, out, _ = say("ls", "0001", "--json")
+    assert f"  {shown}  " in text.splitlines()[1]
+    (found,) = json.loads(out)["pages"][0]["blocks"]
+    assert (found["shard"], found["head_start"], found["head_stop"]) == (shard, *heads)
 
 
 def test_ls_without_a_namespace_lists_namespaces(say: Say, socket_path: Path) -> None:
@@ -186,7 +286,7 @@ def test_ls_of_a_namespace_follows_the_cursor_to_the_end(say: Say, socket_path: 
     assert [line.split()[0] for line in out.splitlines()[1:]] == [
         "000000000000", "010101010101", "020202020202", "kv",
     ]  # fmt: skip
-    assert "heads 0-4" in out
+    assert "heads 0-3" in out
     cursors = [item.cursor for _, item in daemon.requests[1:]]
     assert cursors == [0, 2]
 
@@ -323,7 +423,13 @@ def test_remove_with_consent_removes_the_subtree(say: Say, socket_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"), [(("0001",), "say --yes"), (("0001", "--below", "abcd"), "2 bytes")]
+    ("words", "reason"),
+    [
+        (("0001",), "say --yes"),
+        (("0001", "--below", "864", "--yes"), "'864' has 3 characters, must have 64 hexadecimal"),
+        (("0001", "--below", "g" * 64, "--yes"), "must have 64 hexadecimal letters"),
+        (("0001", "--below", "", "--yes"), "'' has 0 characters, must have 64"),
+    ],
 )
 def test_remove_without_consent_or_with_a_wrong_hash_removes_nothing(
     words: tuple[str, ...],
@@ -341,6 +447,19 @@ def test_remove_without_consent_or_with_a_wrong_hash_removes_nothing(
     assert Method.REMOVE not in [method for method, _ in daemon.requests]
 
 
+def test_remove_below_a_page_that_is_not_stored_says_so(say: Say, socket_path: Path) -> None:
+    nothing = {**ANSWERS, Method.REMOVE: admin_pb2.RemoveResponse()}
+    words = ("remove", "0001", "--below", ROOT_B.hex(), "--yes")
+    with CannedDaemon(socket_path, nothing):
+        code, out, err = say(*words)
+        _, found, _ = say(*words, "--json")
+        whole = say("remove", "0001", "--yes")
+    assert (code, out) == (2, "")
+    assert err == f"anchorstore remove: no such page is stored in qwen: {ROOT_B.hex()}\n"
+    assert json.loads(found) == {"blocks_removed": 0, "blocks_leased": 0}
+    assert whole == (0, "removed 0 blocks; 0 of them are still leased\n", "")
+
+
 def test_token_file_is_sent_with_every_call(say: Say, socket_path: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# operators\nsecret-of-an-operator\n")
@@ -355,7 +474,15 @@ def test_token_file_is_sent_with_every_call(say: Say, socket_path: Path, tmp_pat
     [
         (("--address", "http://x"), "unix:///path or tcp://host:port"),
         (("--address", "tcp://x"), "host:port"),
-        (("--token-file", "/does/not/exist"), "--token-file /does/not/exist"),
+        (
+            ("--token-file", "/does/not/exist"),
+            "anchorstore status: --token-file /does/not/exist: No such file or directory\n",
+        ),
+        (("--token-file", sys.executable), "is not UTF-8 text"),
+        (("--token-file", ""), "--token-file: is empty"),
+        (("--socket", ""), "--socket: is empty, must name something"),
+        (("--address", ""), "--address: is empty"),
+        (("--tls-ca", "", "--address", "tcp://localhost:1"), "--tls-ca: is empty"),
         (("--deadline", "5"), "'5' is not a duration"),
         (("--socket", "a", "--address", "unix:///b"), "not allowed with"),
     ],

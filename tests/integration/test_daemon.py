@@ -126,8 +126,9 @@ def test_start_that_cannot_be_says_why_with_exit_code_two(tmp_path: pathlib.Path
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         for setting, words in {
-            f"listen.http={taken}": taken,
-            f"listen.tcp={taken}": taken,
+            f"listen.http={taken}": f"bind {taken} (--http): Address already in use\n",
+            f"listen.tcp={taken}": f"bind {taken} (--tcp): Address already in use\n",
+            f"listen.grpc={taken}": f"bind {taken} (--grpc): the port is taken or the address",
             "tiers.dram.capacity=0B": "capacity",
             "tiers.dram.capacity=1024TiB tiers.dram.segment=64GiB": "memory",
             f"listen.socket={tmp_path / ('x' * 108)}": "107",

@@ -158,7 +158,7 @@ def test_remove_below_a_page_keeps_what_comes_before(daemon: Running, engine: En
     ("token", "code", "part"),
     [
         ("token-of-an-operator", 0, "ok: 10 pages"),
-        ("token-of-a-tenant", 2, "operators"),
+        ("token-of-a-tenant", 2, "check: for operators alone; the token is that of --token-file"),
         ("token-of-a-stranger", 2, "not valid"),
     ],
 )
@@ -172,6 +172,19 @@ def test_check_over_tcp_is_for_operators(
     found, out = printed(*words)
     assert found == code
     assert part in out
+
+
+def test_status_over_tcp_tells_a_tenant_whose_sight_it_is(
+    daemon: Running, engine: Engine, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine"
+    file.write_text("token-of-a-tenant")
+    host, port = daemon.tcp
+    code, out = printed("status", "--address", f"tcp://{host}:{port}", "--token-file", str(file))
+    assert (code, out.splitlines()[1:]) == (
+        0,
+        ["sessions 0, pages 0", "not an operator: own domain only"],
+    )
 
 
 def test_ls_over_tcp_shows_a_tenant_nothing_of_others(
