@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import errno
 import json
 import re
 import sys
@@ -11,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from anchorstore.cli import connection, names
+from anchorstore.cli.options import integer
 from anchorstore.cli.output import add_json_option, digest, number, plain, print_json
 from anchorstore.errors import InvalidKey, ModelError, UsageError
 from anchorstore.keys import DIGEST_BYTES, PAGE_TOKENS_DEFAULT, path_hashes
 from anchorstore.transport.frames import Method
+from anchorstore.transport.reasons import reason_of
 from anchorstore.wire.v1 import admin_pb2
 
-_SEPARATORS = re.compile(r"[\s,\[\]]+")
+_SEPARATORS = re.compile(r"[\s,]+")
 _HASHES = re.compile(r"(?:[0-9a-f]{64})+", re.IGNORECASE)
 _DESCRIPTION = """\
 Says how far a prefix matches in a namespace of a running daemon, and why it ends there.
@@ -40,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--page-tokens",
-        type=int,
+        type=integer(1, 2**31 - 1),
         default=PAGE_TOKENS_DEFAULT,
         metavar="N",
         help=f"tokens in a page of this namespace (default {PAGE_TOKENS_DEFAULT})",
@@ -54,8 +58,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Asks and prints."""
-    if args.page_tokens < 1:
-        raise UsageError(f"--page-tokens is {args.page_tokens}, must be at least 1")
     prompt = parse_prompt(read_prompt(args.prompt), args.tokenizer)
     with connection.connect(args) as daemon:
         space = names.resolve(names.namespaces(daemon), args.namespace)
@@ -76,45 +78,77 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_prompt(argument: str) -> str:
-    """The prompt itself, from the argument, the file it names, or standard input for "-"."""
-    if argument == "-":
-        return sys.stdin.read()
-    try:
-        is_file = Path(argument).is_file()
-    except OSError:  # far too long for a name: it is the prompt itself
-        return argument
-    if not is_file:
-        return argument
-    try:
-        return Path(argument).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"prompt file {argument}: {error}") from error
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked about, and how messages name it."""
+
+    text: str
+    name: str
 
 
-def parse_prompt(text: str, tokenizer: str | None) -> bytes | Sequence[int]:
-    """Path hashes (32 n bytes) or token ids, whichever `text` holds.
+def read_prompt(argument: str) -> Prompt:
+    """The prompt itself: the argument, the file it names, or standard input for "-"."""
+    name = "standard input" if argument == "-" else f"prompt file {argument}"
+    try:
+        if argument == "-":
+            return Prompt(sys.stdin.read(), name)
+        if argument and Path(argument).is_dir():
+            raise UsageError(f"prompt {argument} is a folder, must be a file or the prompt itself")
+        if Path(argument).is_file():
+            return Prompt(Path(argument).read_text(encoding="utf-8"), name)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # far too long for a name: it is the prompt itself
+            raise UsageError(f"{name}: {reason_of(error)}") from error
+    return Prompt(argument, "prompt")
+
+
+def parse_prompt(prompt: Prompt, tokenizer: str | None) -> bytes | Sequence[int]:
+    """Path hashes (32 n bytes) or token ids, whichever `prompt` holds.
 
     With a tokenizer it is text.  UsageError where it is neither.
     """
     if tokenizer is not None:
-        return _tokenize(text, tokenizer)
-    words = [word for word in _SEPARATORS.split(text) if word]
+        return _tokenize(prompt.text, tokenizer)
+    words = _words(prompt)
     if not words:
-        raise UsageError("prompt is empty")
+        raise UsageError(f"{prompt.name} is empty")
     if all(word.isascii() and word.isdigit() and len(word) < 2 * DIGEST_BYTES for word in words):
         return [int(word) for word in words]
     words = [word.strip("\"'") for word in words]
     if all(_HASHES.fullmatch(word) for word in words):
         return bytes.fromhex("".join(words))
-    shown = json.dumps(text[:40], ensure_ascii=False)
+    shown = json.dumps(prompt.text[:40], ensure_ascii=False)
+    # what stands on the command line may have been meant as the name of a file
+    no_file = ", and names no file" if prompt.name == "prompt" else ""
     raise UsageError(
-        f"prompt {shown} is neither token ids nor path hashes of {2 * DIGEST_BYTES} hexadecimal "
-        "letters, and names no file; text needs --tokenizer DIR"
+        f"{prompt.name} {shown} is neither token ids nor path hashes of {2 * DIGEST_BYTES} "
+        f"hexadecimal letters{no_file}; text needs --tokenizer DIR"
     )
 
 
+def _words(prompt: Prompt) -> list[str]:
+    """Ids or hashes as they are written: the entries of a JSON list, or what separators leave."""
+    if not prompt.text.lstrip().startswith("["):
+        return [word for word in _SEPARATORS.split(prompt.text) if word]
+    try:
+        found = json.loads(prompt.text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{prompt.name} starts as a JSON list and is none: {error}") from error
+    for entry in found:
+        if isinstance(entry, bool) or not isinstance(entry, int | str):
+            shown = json.dumps(entry)[:40]
+            raise UsageError(
+                f"{prompt.name}: a JSON list holds token ids or path hashes alone, not {shown}"
+            )
+    return [str(entry) for entry in found]
+
+
 def _tokenize(text: str, folder: str) -> list[int]:
+    is_there = Path(folder).is_dir()
+    if not is_there and (folder.startswith((".", "/")) or folder.count("/") != 1):
+        raise UsageError(f"--tokenizer {folder}: no such folder")
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
@@ -122,7 +156,8 @@ def _tokenize(text: str, folder: str) -> list[int]:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelError(f"--tokenizer {folder}: {error}") from error
+        why = error if is_there else "no such folder, and no model of that name was downloaded"
+        raise ModelError(f"--tokenizer {folder}: {why}") from error
     tokens = [int(token) for token in tokenizer.encode(text)]
     if not tokens:
         raise InvalidKey("prompt has no tokens")

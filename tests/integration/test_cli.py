@@ -388,7 +388,15 @@ def test_explain_with_other_pages_hashes_by_them(say: Say, socket_path: Path) ->
         (("ab" * 31,), "64 hexadecimal letters"),
         (("",), "prompt is empty"),
         (("1,2,3", "--namespace", "0001"), "shorter than one page of 64 tokens"),
-        (("1,2,3", "--page-tokens", "0"), "must be at least 1"),
+        (("1,2,3", "--page-tokens", "0"), "0 is out of range, must be 1 to"),
+        (("[1,2",), "prompt starts as a JSON list and is none: "),
+        (("[1 2]",), "prompt starts as a JSON list and is none: "),
+        (("[[1, 2]]",), "a JSON list holds token ids or path hashes alone, not [1, 2]"),
+        (("[true]",), "not true"),
+        (("1,2]",), "neither token ids nor path hashes"),
+        (("/",), "prompt / is a folder"),
+        ((sys.executable,), f"prompt file {sys.executable} is not UTF-8 text"),
+        (("text", "--tokenizer", "/does/not/exist"), "--tokenizer /does/not/exist: no such folder"),
         ((f"{2**31} " * 64, "--namespace", "0001"), "outside 0..2147483647"),
         ((",".join(map(str, TOKENS)),), "no namespace was named: 2 fit"),
     ],
@@ -400,6 +408,26 @@ def test_explain_of_a_wrong_prompt_exits_with_2_and_the_reason(
         code, _, err = say("explain", *words)
     assert code == 2
     assert reason in err
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is empty"),
+        ('{"ids": [1]}', "is neither token ids nor path hashes of 64 hexadecimal letters; text"),
+        ("[1, 2", "starts as a JSON list and is none"),
+    ],
+)
+def test_explain_of_a_file_without_a_prompt_names_the_file(
+    text: str, reason: str, say: Say, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.json"
+    file.write_text(text)
+    code, _, err = say("explain", str(file))
+    assert code == 2
+    assert err.startswith(f"anchorstore explain: prompt file {file} ")
+    assert reason in err
+    assert "names no file" not in err
 
 
 @pytest.mark.parametrize(("action", "enabled"), [("enable", True), ("disable", False)])
