@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.resources
+import importlib.util
 import pathlib
 import tempfile
 from typing import Any
 
+from anchorstore.cli.options import integer
 from anchorstore.cli.output import add_json_option, print_json, table
-from anchorstore.errors import ModelError
+from anchorstore.errors import ModelError, UsageError
 from anchorstore.units import format_bytes, parse_bytes
 
 NO_GAIN_KL = 1e-3
+NUMBER_MAX = 2**31 - 1
+PACKAGES = ("structlog", "prometheus_client", "torch", "transformers", "safetensors")
+EXTRAS = "server,transformers"  # what brings them: the demo serves as well
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,7 +51,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("--threads", 1, "torch threads of an engine"),
     ):
         text = f"{meaning} (default {default})"
-        parser.add_argument(option, type=_positive, default=default, metavar="N", help=text)
+        parser.add_argument(
+            option, type=integer(1, NUMBER_MAX), default=default, metavar="N", help=text
+        )
     parser.add_argument(
         "--margin",
         default=64,
@@ -61,16 +68,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--seed", default=7, type=int, metavar="N", help="where branches leave (default 7)"
     )
     add_json_option(parser)
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}, must be at least 1")
-    return value
 
 
 def _bundled(name: str) -> pathlib.Path:
@@ -95,8 +92,16 @@ def model_directory(named: str | None) -> pathlib.Path:
         raise ModelError(f"--model {named}: cannot be downloaded: {error}") from error
 
 
+def require_packages() -> None:
+    """UsageError with all that is missing, before anything is started or loaded."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"needs {', '.join(missing)}: pip install 'anchorstore[{EXTRAS}]'")
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the demo."""
+    require_packages()
     from engine_adapter.transformers import demo
 
     text = pathlib.Path(args.text) if args.text else _bundled("sample.txt")
@@ -158,7 +163,7 @@ def render(found: dict[str, Any]) -> str:
         table(head, rows, "r" * len(head)),
         verdict(found),
         "",
-        holdings(found["daemon"]),
+        holdings(found),
     ]
     return "\n".join(lines)
 
@@ -188,6 +193,11 @@ def verdict(found: dict[str, Any]) -> str:
             f"At W = {margin} the anchors lower the mean KL from {kv_only:.4f} (kv only) "
             f"to {kl:.4f}."
         )
+    elif zero <= NO_GAIN_KL:
+        lines.append(
+            f"At W = {margin} the anchors add nothing over kv only (mean KL {kl:.4f} against "
+            f"{kv_only:.4f}): this model shows no dependence on its state."
+        )
     else:
         lines.append(
             f"At W = {margin} the anchors add nothing over kv only (mean KL {kl:.4f} against "
@@ -196,9 +206,12 @@ def verdict(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def holdings(status: dict[str, Any]) -> str:
-    """What the daemon holds at the end."""
-    lines = [f"The daemon holds {status['pages']} pages:"]
+def holdings(found: dict[str, Any]) -> str:
+    """What the daemon holds at the end, and who stored it."""
+    status, added = found["daemon"], sum(request["pages_sealed"] for request in found["requests"])
+    who = f"engine A stored {found['pages_sealed']}, engine B added {added}"
+    where = "where its requests leave A's text"
+    lines = [f"The daemon holds {status['pages']} pages; {who} {where}:"]
     for tier in status["tiers"]:
         for part in tier["components"]:
             if part["blocks"]:

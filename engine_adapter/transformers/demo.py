@@ -183,6 +183,16 @@ def branches(
     return found
 
 
+def read_text(path: pathlib.Path) -> str:
+    """The text of a file; ModelError where it is not UTF-8 or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"--text {path}: byte {error.start} is not UTF-8 text") from error
+    except OSError as error:
+        raise ModelError(f"--text {path}: {error.strerror or error}") from error
+
+
 def conversation_turns(text: Sequence[int], options: DemoOptions) -> list[list[int]]:
     """A's turns: the long first one, then as many of `turn_tokens` as asked."""
     wanted = options.prompt_tokens + (options.turns - 1) * options.turn_tokens
@@ -211,7 +221,7 @@ def run(options: DemoOptions, folder: pathlib.Path) -> dict[str, Any]:
         page_tokens=options.page_tokens,
     )  # refuses what cannot be before anything is started
     codec = TextCodec.load(options.model)
-    tokens = codec.encode(options.text.read_text(encoding="utf-8"))
+    tokens = codec.encode(read_text(options.text))
     turns = conversation_turns(tokens, options)
     _say(f"anchorstore serve: a pool of {options.dram} of memory")
     with running_daemon(folder, options.dram) as socket, contextlib.ExitStack() as stack:
@@ -235,6 +245,7 @@ def run(options: DemoOptions, folder: pathlib.Path) -> dict[str, Any]:
     return {
         "model": options.model.name,
         "requests": requests,
+        "pages_sealed": read["pages_sealed"],
         "rows_per_page": options.rows_per_page,
         "k_max": options.max_rows,
         "resume_margin_tokens": options.margin_tokens,

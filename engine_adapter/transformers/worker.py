@@ -58,7 +58,9 @@ def measure_branch(
     budget = engine.strategy.budget
     force = functools.partial(forced_continuation, engine, prompt)
     exact = force(continuation, NoReuse())
+    sealed_before = engine.counters["put_sealed"]
     warm = force(continuation, store_pages=True)
+    pages_sealed = (engine.counters["put_sealed"] - sealed_before) // 2
     cold_seconds, warm_seconds = [exact.ttft_seconds], [warm.ttft_seconds]
     for _ in range(TIMED_PAIRS - 1):
         cold_seconds.append(force(continuation[:1], NoReuse()).ttft_seconds)
@@ -76,6 +78,7 @@ def measure_branch(
         "rows_replayed": warm.resume.rows_replayed,
         "lineage": warm.resume.lineage,
         "miss": warm.resume.miss,
+        "pages_sealed": pages_sealed,
         "ttft_cold_s": round(statistics.median(cold_seconds), 4),
         "ttft_warm_s": round(statistics.median(warm_seconds), 4),
     }

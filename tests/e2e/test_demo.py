@@ -65,6 +65,11 @@ def test_daemon_s_holdings_are_told(document: dict[str, Any]) -> None:
     assert parts["anchor"]["blocks"] == parts["kv"]["blocks"] == document["daemon"]["pages"] > 30
 
 
+def test_pages_of_both_engines_are_those_that_the_daemon_holds(document: dict[str, Any]) -> None:
+    added = sum(request["pages_sealed"] for request in document["requests"])
+    assert document["pages_sealed"] + added == document["daemon"]["pages"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -74,7 +79,8 @@ def test_daemon_s_holdings_are_told(document: dict[str, Any]) -> None:
         (["--margin", "63"], "63"),
         (["--rows", "65"], "65"),
         (["--dram", "many"], "many"),
-        (["--requests", "0"], "at least 1"),
+        (["--requests", "0"], "0 is out of range, must be 1 to"),
+        (["--text", sys.executable], "is not UTF-8 text"),
     ],
 )
 def test_bad_option_is_refused_with_its_value(arguments: list[str], named: str) -> None:

@@ -84,6 +84,15 @@ def test_serve_without_its_packages_says_what_to_install(tmp_path: Path) -> None
     assert result.stderr == wanted
 
 
+def test_demo_without_its_packages_names_them_all_and_what_to_install() -> None:
+    result = anchorstore("demo", hidden=("structlog", "prometheus_client", "torch"))
+    assert result.returncode == 2
+    assert result.stderr == (
+        "anchorstore demo: needs structlog, prometheus_client, torch: "
+        "pip install 'anchorstore[server,transformers]'\n"
+    )
+
+
 def test_serve_with_a_wrong_configuration_exits_with_2_and_one_message(tmp_path: Path) -> None:
     file = tmp_path / "anchorstore.toml"
     file.write_text("[tiers.dram]\ncapcity = '4GiB'\n")
