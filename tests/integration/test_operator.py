@@ -150,6 +150,8 @@ def test_remove_below_a_page_keeps_what_comes_before(daemon: Running, engine: En
     found = ask(daemon, "remove", "m", "--below", hashes[32 * 6 : 32 * 7].hex(), "--yes")
     assert found == {"blocks_removed": 2 * (PAGES - 6), "blocks_leased": 0}
     assert engine.lookup(hashes).boundary_pages == 6
+    code, out = say(daemon, "remove", "m", "--below", hashes[32 * 6 : 32 * 7].hex(), "--yes")
+    assert code == 2 and "no such page is stored in m" in out  # it is gone already
     assert ask(daemon, "remove", "m", "--yes")["blocks_removed"] == 2 * 6
     assert engine.lookup(hashes).boundary_pages == 0
 
