@@ -6,6 +6,7 @@
 
 Every variant has the same flags, so that the connector is the only difference.  Stock vLLM runs
 with what it offers to hybrid models: prefix caching in mode `align`, matches at 64-token units.
+On CPU, all of them leave equally many cores to others.
 No plugin is loaded into it.
 """
 
@@ -32,6 +33,9 @@ POLL_SECONDS = 0.2
 LOG_LINES = 25
 PAGE_TOKENS = 64
 SERVED_NAME = "bench"
+RESERVED_CORES = "1"
+"""That a step on CPU leaves to others.  By itself vLLM leaves one, and with any connector two; on
+two cores that is none, and steps whose threads wait for each other crawl."""
 CONNECTOR = "AnchorStoreConnector"
 CONNECTOR_MODULE = "engine_adapter.vllm"
 
@@ -115,6 +119,7 @@ def environment(setup: Setup, variant: Variant, inherited: Mapping[str, str]) ->
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    found.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", RESERVED_CORES)
     if variant.connector is None:
         found["VLLM_PLUGINS"] = ""
     if setup.can_reset:

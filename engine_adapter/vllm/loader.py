@@ -18,13 +18,16 @@ import dataclasses
 import logging
 import queue
 import threading
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from anchorstore.client import Client
 from anchorstore.client.client import Window
 from anchorstore.errors import AnchorStoreError
 from anchorstore.layout import AnchorLayout, KvLayout
+from engine_adapter.vllm.cores import step_aside
 from engine_adapter.vllm.geometry import Stored
 from engine_adapter.vllm.jobs import LoadJob, Report, SpaceKey
 from engine_adapter.vllm.settings import Settings
@@ -87,6 +90,7 @@ class Loader:
     # ---- the thread ----
 
     def _work(self) -> None:
+        step_aside()
         while (job := self._queue.get()) is not None:
             staged = self._attempt(job)
             with self._lock:
@@ -127,7 +131,7 @@ class Loader:
             piece = _room(pages, self._stored.shard_layout(shard))
             window.blocks(shard).copy_into(piece)
             pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=4)
+        return pieces[0] if len(pieces) == 1 else _side_by_side(pieces)
 
     def _client(self, job: LoadJob) -> Client:
         """Joined to the session of the job's window; it follows its windows to later sessions."""
@@ -141,6 +145,15 @@ class Loader:
         return client
 
 
+def _side_by_side(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Blocks of all heads from those of each shard, [pages, layers, 2, page_tokens, heads, dim].
+
+    By numpy: torch would start threads of its own here, on the cores of the step.
+    """
+    joined = np.concatenate([piece.view(torch.uint8).numpy() for piece in pieces], axis=4)
+    return torch.from_numpy(joined).view(pieces[0].dtype)
+
+
 def _room(pages: int, layout: AnchorLayout | KvLayout) -> torch.Tensor:
     """Memory for the blocks of `pages` pages, [pages, *layout.shape]."""
     return torch.empty((pages, *layout.shape), dtype=getattr(torch, layout.dtype))
@@ -149,5 +162,6 @@ def _room(pages: int, layout: AnchorLayout | KvLayout) -> torch.Tensor:
 def _last_rows(blocks: torch.Tensor, rows: int) -> torch.Tensor:
     """Anchors [groups, rows, hidden], the last `rows` of blocks [pages, groups, rows, hidden]."""
     pages, groups, per_page, hidden = blocks.shape
-    flat = blocks.transpose(0, 1).reshape(groups, pages * per_page, hidden)
-    return flat[:, pages * per_page - rows :]
+    octets = blocks.view(torch.uint8).numpy().swapaxes(0, 1)
+    flat = octets.reshape(groups, pages * per_page, hidden * blocks.element_size())
+    return torch.from_numpy(flat[:, pages * per_page - rows :]).view(blocks.dtype)

@@ -22,6 +22,7 @@ import torch
 from anchorstore.client.counters import MISS_REASONS
 from anchorstore.errors import AnchorStoreError
 from anchorstore.keys import DIGEST_BYTES
+from engine_adapter.vllm.cores import step_aside
 from engine_adapter.vllm.jobs import SpaceKey
 from engine_adapter.vllm.spaces import Spaces
 from engine_adapter.vllm.tally import Tally
@@ -68,6 +69,15 @@ def arrival(device: torch.device) -> Any:
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
+def _has_rows(anchors: torch.Tensor) -> bool:
+    """Whether something was captured of every page and group of [pages, groups, rows, hidden].
+
+    By numpy: torch would start threads of its own here, on the cores of the step.
+    """
+    octets = anchors.view(torch.uint8).numpy()
+    return bool(octets.reshape(*octets.shape[:2], -1).max(2).all())
+
+
 class Saver:
     """Puts pages from a thread of its own."""
 
@@ -97,6 +107,7 @@ class Saver:
         self._queue.put(copied)
 
     def _work(self) -> None:
+        step_aside()
         while (copied := self._queue.get()) is not None:
             self._attempt(copied)
             with self._lock:
@@ -119,7 +130,7 @@ class Saver:
         if copied.arrived is not None:
             copied.arrived.synchronize()
         anchors = copied.blocks.get(self._anchors)
-        if anchors is not None and not bool(anchors.flatten(2).any(2).all()):
+        if anchors is not None and not _has_rows(anchors):
             self._report_no_capture(copied)
             return
         client = self._spaces.get(copied.space)

@@ -62,6 +62,13 @@ def test_stock_server_loads_no_plugin_and_ours_does(setup: Setup) -> None:
     assert ours["PATH"] == "/bin" and ours["HF_HUB_OFFLINE"] == "1"
 
 
+def test_servers_of_all_variants_leave_equally_many_cores(setup: Setup) -> None:
+    name = "VLLM_CPU_NUM_OF_RESERVED_CPU"
+    for variant in (STOCK, OURS):
+        assert servers.environment(setup, variant, {})[name] == "1"
+        assert servers.environment(setup, variant, {name: "3"})[name] == "3"
+
+
 def test_python_that_is_none_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(EndpointError, match="cannot be run"):
         servers.require_modules(tmp_path / "python", ["json"])
