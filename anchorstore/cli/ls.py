@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     with connection.connect(args) as daemon:
         spaces = names.namespaces(daemon)
         if args.namespace is None:
-            return _print_namespaces(spaces, args.limit or len(spaces), args.json)
+            return _print_namespaces(spaces, args.limit, args.json)
         root = names.resolve(spaces, args.namespace).root_digest
         limit = LIMIT_DEFAULT if args.limit is None else args.limit
         pages, is_cut = list_pages(daemon, root, limit)
@@ -65,14 +65,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_namespaces(spaces: list[admin_pb2.NamespaceStatus], limit: int, as_json: bool) -> int:
-    shown, is_cut = spaces[:limit], len(spaces) > limit
+def _print_namespaces(
+    spaces: list[admin_pb2.NamespaceStatus], limit: int | None, as_json: bool
+) -> int:
+    """All of them, or up to `limit` (0 = all); JSON says whether there are more where asked."""
+    shown = spaces[: limit or len(spaces)]
+    is_cut = len(shown) < len(spaces)
     if as_json:
-        print_json({"namespaces": [plain(space) for space in shown], "more": is_cut})
+        more = {} if limit is None else {"more": is_cut}
+        print_json({"namespaces": [plain(space) for space in shown], **more})
         return 0
     print(namespaces_text(shown), end="")
     if is_cut:
-        print(_more(limit, "namespaces"))
+        print(_more(len(shown), "namespaces"))
     return 0
 
 

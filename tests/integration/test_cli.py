@@ -228,11 +228,13 @@ def test_ls_with_a_limit_cuts_namespaces_too(say: Say, socket_path: Path) -> Non
         _, text, _ = say("ls", "--limit", "1")
         _, out, _ = say("ls", "--limit", "1", "--json")
         _, whole, _ = say("ls", "--limit", "0", "--json")
+        _, plain, _ = say("ls", "--json")
     assert text.endswith("... more than 1 namespaces; --limit 0 lists all\n")
     assert len(text.splitlines()) == 3
     found = json.loads(out)
     assert (len(found["namespaces"]), found["more"]) == (1, True)
     assert json.loads(whole)["more"] is False
+    assert set(json.loads(plain)) == {"namespaces"}
 
 
 @pytest.mark.parametrize(
