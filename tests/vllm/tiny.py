@@ -17,8 +17,8 @@ import transformers
 
 VOCABULARY = 512
 SPREAD = 0.06
-SLOW_DECAY = (-4.0, -1.0)
-"""Range of the logarithm of the decay rate."""
+SLOW_DECAY = {"linear_attn": (-4.0, -1.0), "mamba": (-6.0, -3.0), "mixer": (-6.0, -3.0)}
+"""Range of the logarithm of the decay rate, by the name of the layers' mixer."""
 LORA_RANK = 8
 LORA_SPREAD = 0.2
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
@@ -103,7 +103,7 @@ def make(name: str, folder: pathlib.Path, seed: int = 0, spread: float = SPREAD)
 
     Matrices are normal with deviation `spread`: with the usual 0.02 the layers hardly move the
     stream.  Decays are slow, some tens of tokens: with the usual ones the layers forget within two
-    tokens.  A lost state would not show in either.
+    tokens.  Mamba's way around its state is closed.  A lost state would not show in any of them.
     """
     path = folder / f"{name}-{seed}"
     if (path / "config.json").exists():
@@ -113,8 +113,10 @@ def make(name: str, folder: pathlib.Path, seed: int = 0, spread: float = SPREAD)
     for name_of, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=spread)
-        elif name_of.endswith("A_log"):
-            torch.nn.init.uniform_(parameter, *SLOW_DECAY)
+        elif name_of.endswith(".A_log"):
+            torch.nn.init.uniform_(parameter, *SLOW_DECAY[name_of.split(".")[-2]])
+        elif name_of.endswith(".D"):
+            torch.nn.init.zeros_(parameter)
     model.save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path
