@@ -11,8 +11,11 @@ Nothing is changed where the starting thread is not bound to a single core.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Set
+
+log = logging.getLogger("anchorstore.vllm")
 
 
 def cores_beside(own: Set[int], allowed: Set[int]) -> frozenset[int]:
@@ -23,11 +26,10 @@ def cores_beside(own: Set[int], allowed: Set[int]) -> frozenset[int]:
 
 def step_aside() -> None:
     """Moves the calling thread off the one core that its process's main thread is bound to."""
-    own = os.sched_getaffinity(0)
     try:
-        allowed = os.sched_getaffinity(os.getppid())
-    except ProcessLookupError:  # the parent has just ended, and so will this process
-        return
-    cores = cores_beside(own, allowed)
-    if cores != own:
-        os.sched_setaffinity(0, cores)
+        own = os.sched_getaffinity(0)
+        cores = cores_beside(own, os.sched_getaffinity(os.getppid()))
+        if cores != own:
+            os.sched_setaffinity(0, cores)
+    except OSError as error:  # the parent has ended, or may use cores that this process may not
+        log.warning("a thread stays on the core of the step: %s", error)
