@@ -9,6 +9,8 @@ from tests.vllm.served import Reply, Served
 NOISE_LEAST = 3 / 64
 """Logits are bfloat16: between 2 and 4, where those of the tiny models lie, one is 1/64 from the
 next.  A floor that was measured on a few prompts may be less than three such steps by chance."""
+CHANCE = 2.0
+"""The largest of two crowds' differences may well be above another two's, not twice as large."""
 
 
 def distance(run: Sequence[Reply], reference: Sequence[Reply]) -> float:

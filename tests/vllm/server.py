@@ -47,10 +47,10 @@ class Server:
         """`extra`: the connector's extra config; None is stock vLLM."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+            self.port: int = probe.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", "tiny", "--enforce-eager"]
-        command += ["--host", "127.0.0.1", "--port", str(self._port), "--dtype", "bfloat16"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"]
         command += ["--max-model-len", "4096", "--max-num-seqs", "8"]
         command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
         command += ["--mamba-ssm-cache-dtype", "float32", "--enable-prompt-tokens-details"]
@@ -73,9 +73,14 @@ class Server:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started; those that it starts are in its session."""
+        return self._process.pid
+
     def _open(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self._port}{path}", data)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:
             found: bytes = response.read()

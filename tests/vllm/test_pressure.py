@@ -15,15 +15,12 @@ import pytest
 
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
-from tests.vllm.compare import NOISE_LEAST, clear_flips, distance
+from tests.vllm.compare import CHANCE, NOISE_LEAST, clear_flips, distance
 from tests.vllm.conftest import EVERY_ROW, text
 from tests.vllm.served import Reply, Served
 
 SMALL: dict[str, Any] = {"kv_cache_memory_bytes": 24 * 2**20, "disable_log_stats": False}
 TOKENS = 48
-CHANCE = 2.0
-"""The largest of two crowds' differences may well be above another two's, not twice as large."""
-
 PROMPTS = [text(80 + number, 1250 + number) for number in range(8)]
 """Each is about to need another block of 640 tokens once it answers."""
 

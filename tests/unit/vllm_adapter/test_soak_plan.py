@@ -23,7 +23,7 @@ from tests.vllm.soak_plan import (
     book,
 )
 
-CONTEXT = 1600
+CONTEXT = 1024
 SHORT = Plan(seed=1, seconds=120.0, period_seconds=20.0, era_seconds=45.0)
 LONG = Plan(seed=1, seconds=1800.0, period_seconds=60.0, era_seconds=45.0)
 STEPS = 2000
