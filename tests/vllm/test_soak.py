@@ -23,6 +23,9 @@ from tests.vllm.server import Server
 from tests.vllm.soak import Reference, Report, Soak, reference
 from tests.vllm.soak_plan import Book, Plan, book
 
+pytestmark = pytest.mark.timeout(7200)
+"""The long run is longer than any other test; what hangs is found by each request's deadline."""
+
 MODEL = "qwen3_5"
 CONTEXT_TOKENS = 1024
 POOL = {"tiers.dram.capacity": "64MiB", "tiers.dram.segment": "4MiB"}
@@ -39,6 +42,9 @@ GROWTH = 1.05
 CONTROL_REQUESTS = 40
 HIT_SHARE = 0.2
 """Of the requests without faults, that hit; some prompts are met for the first time."""
+FOUND_SHARE = 1 / 8
+"""Of the prefixes loaded without their anchors, that are found wrong at least: after a long tail,
+or a short prefix, a lost state hardly shows."""
 
 SHORT = Plan(seed=1, seconds=120.0, period_seconds=20.0, era_seconds=45.0)
 LONG = Plan(seed=1, seconds=1800.0, period_seconds=60.0, era_seconds=45.0)
@@ -146,4 +152,4 @@ def test_zero_state_under_the_same_traffic_is_found_wrong(stage: Stage, own_daem
     show("without the anchors", report)
     assert report.hits > 0
     assert report.failed == []
-    assert len(report.wrong) > report.hits / 2
+    assert len(report.wrong) >= FOUND_SHARE * report.labelled("loads_total")["done"]
