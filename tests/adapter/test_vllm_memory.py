@@ -16,7 +16,7 @@ import torch
 from anchorstore.errors import ModelError
 from anchorstore.layout import AnchorLayout
 from engine_adapter.vllm.paged import PagedKv, learn_order
-from engine_adapter.vllm.taps import AnchorPool
+from engine_adapter.vllm.taps import FEW_TOKENS, AnchorPool
 
 BLOCKS, TOKENS, HEADS, DIM, PAGE = 4, 32, 3, 8, 16
 
@@ -135,3 +135,14 @@ def test_pool_sees_each_pass_with_slots_of_its_own(adds_residual: bool) -> None:
     extra = 10.0 if adds_residual else 0.0
     found = pool.read(np.arange(3))[:, :, 0, 0].tolist()
     assert found == [[1 + extra, 2 + extra], [0, 0], [5 + extra, 6 + extra]]
+
+
+def test_pool_after_one_long_pass_holds_the_last_rows() -> None:
+    layout = AnchorLayout(groups=1, rows=2, hidden=1, dtype="float32", page_tokens=8)
+    pool = AnchorPool(layout, adds_residual=False)
+    pool.allocate(8, torch.device("cpu"), "layer")
+    slots = torch.arange(16, 16 + 3 * FEW_TOKENS)
+    stream = slots.to(torch.float32).unsqueeze(1)
+    pool.keep(0, stream, pool.rows_of(slots, shape_may_vary=True))
+    found = pool.read(np.array([1, 2, 7])).flatten(1).tolist()
+    assert found == [[0, 0], [22, 23], [62, 63]]
