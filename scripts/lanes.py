@@ -42,7 +42,7 @@ class Lane:
 LANES = (
     Lane("tidy", ("tidy",), 4, "style, types, floors, budgets, documents, stub drift"),
     Lane("install", ("install",), 4, "the wheel alone, with newest and oldest requirements"),
-    Lane("unit", ("unit", "regressions"), 4, "one module at a time, no process, no socket"),
+    Lane("unit", ("unit", "regressions"), 6, "one module at a time, no process, no socket"),
     Lane("model", ("model",), 8, "random operations against plain-dict models, fuzzing"),
     Lane("integration", ("integration", "contract", "attacks"), 8, "a real daemon, killed clients"),
     Lane("adapter", ("adapter",), 9, "replay against prefill, quality gates of the trained models"),
