@@ -321,7 +321,7 @@ def test_engine_refuses_prompts_and_models_it_cannot_handle(
         engine.generate([-1] * 3 * PAGE, 1)
     with pytest.raises(ModelError, match="no model directory"):
         Engine.load(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 8}')
     with pytest.raises(ModelError, match="no linear-attention layer"):
         Engine.load(tmp_path)
     (tmp_path / "config.json").write_text((qwen / "config.json").read_text())
