@@ -28,6 +28,16 @@ KV, ANCHOR = 0, 1
 Need = NeedAll | NeedWindow
 
 
+def anchor_window(layout: int, budget: Budget) -> NeedWindow:
+    """The trailing pages of anchors that a replay within `budget` reads."""
+    return NeedWindow(
+        layout,
+        ratio=budget.ratio,
+        max_rows=budget.max_rows,
+        rows_per_page=budget.rows_per_page,
+    )
+
+
 class Strategy(Protocol):
     """How a prefix is reused."""
 
@@ -54,13 +64,7 @@ class SuffixReplay:
     name: str = "suffix_replay"
 
     def needs(self) -> list[Need]:
-        window = NeedWindow(
-            ANCHOR,
-            ratio=self.budget.ratio,
-            max_rows=self.budget.max_rows,
-            rows_per_page=self.budget.rows_per_page,
-        )
-        return [NeedAll(KV, first_page=0), window]
+        return [NeedAll(KV, first_page=0), anchor_window(ANCHOR, self.budget)]
 
     def replay_rows(self, resume_tokens: int, window_pages: int) -> int:
         return self.budget.rows(resume_tokens, window_pages)

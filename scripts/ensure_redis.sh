@@ -6,18 +6,6 @@ set -euo pipefail
 if command -v redis-server >/dev/null; then
   exit 0
 fi
-if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-  echo "== redis-server is absent and cannot be installed here (needs root and apt-get):"
-  echo "   what needs Redis will be SKIPPED"
-  exit 0
-fi
-echo "== installing redis-server"
-log=$(mktemp)
-install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -q redis-server >"$log" 2>&1; }
-if ! install && ! { apt-get update -q >"$log" 2>&1 && install; }; then
-  tail -n 5 "$log"
-  echo "== redis-server could not be installed: what needs Redis will be SKIPPED"
-fi
-rm -f "$log"
+"$(dirname "$0")/ensure_package.sh" redis-server redis-server "what needs Redis"
 # The package starts a server of its own; tests start theirs.
 service redis-server stop >/dev/null 2>&1 || true

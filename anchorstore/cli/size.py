@@ -23,6 +23,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from anchorstore.cli.options import integer
 from anchorstore.errors import ModelError
 from anchorstore.families import AnchorSpec, spec_from_config
 from anchorstore.keys import PAGE_TOKENS_DEFAULT
@@ -214,19 +215,6 @@ def _name_of(path: pathlib.Path) -> str:
     return resolved.stem if resolved.suffix == ".json" else resolved.name
 
 
-def _integer(low: int, high: int) -> Any:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is out of range, must be {low} to {high}")
-        return value
-
-    return parse
-
-
 def add_parser(subparsers: Subparsers) -> None:
     """The command's arguments."""
     parser = subparsers.add_parser(
@@ -241,13 +229,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--context",
-        type=_integer(1, CONTEXT_TOKENS_MAX),
+        type=integer(1, CONTEXT_TOKENS_MAX),
         metavar="N",
         help="also print totals for N tokens",
     )
     parser.add_argument(
         "--rows",
-        type=_integer(1, PAGE_TOKENS_DEFAULT),
+        type=integer(1, PAGE_TOKENS_DEFAULT),
         default=ROWS_DEFAULT,
         metavar="R",
         help=f"anchors kept of the {PAGE_TOKENS_DEFAULT} tokens of a page ({ROWS_DEFAULT})",

@@ -29,6 +29,7 @@ from anchorstore.errors import (
 )
 from anchorstore.transport.address import UnixAddress
 from anchorstore.transport.frames import Frame
+from anchorstore.transport.reasons import reason_of
 from anchorstore.transport.tcp import remaining, set_tcp_options
 
 T = TypeVar("T")
@@ -129,7 +130,7 @@ class AsyncDriver:
         except TimeoutError as error:
             raise DeadlineExceeded(f"{address}: no connection in time") from error
         except OSError as error:
-            raise ConnectFailed(f"{address}: {error.strerror or error}") from error
+            raise ConnectFailed(f"{address}: {reason_of(error)}") from error
         set_tcp_options(transport.get_extra_info("socket"))
         return link
 

@@ -22,6 +22,7 @@ from anchorstore.client.exchange import Exchange, decode
 from anchorstore.client.session import Session
 from anchorstore.errors import AnchorStoreError, ConnectFailed, DeadlineExceeded, HandleClosed
 from anchorstore.transport.address import UnixAddress
+from anchorstore.transport.reasons import reason_of
 from anchorstore.transport.tcp import dial
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ class Driver:
             raise
         except OSError as error:
             self._hang_up()
-            raise ConnectFailed(f"{self.session.address}: {error.strerror or error}") from error
+            raise ConnectFailed(f"{self.session.address}: {reason_of(error)}") from error
         except BaseException:
             self._hang_up()
             raise

@@ -17,7 +17,6 @@ checks its reads anyway, the copy's checksum decides.
 
 from __future__ import annotations
 
-import itertools
 import platform
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -98,7 +97,7 @@ class DirectReader:
 
     def take_touched(self, limit: int) -> bytes:
         """Up to `limit` path hashes that the daemon is to be told of, the oldest first."""
-        taken = list(itertools.islice(list(self.touched), limit))
+        taken = list(self.touched)[:limit]
         for path_hash in taken:
             self.touched.pop(path_hash, None)
         return b"".join(taken)

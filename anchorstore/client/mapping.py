@@ -29,6 +29,7 @@ from anchorstore.errors import BootChanged, ConnectFailed, DeadlineExceeded, Inv
 from anchorstore.transport import frames, shm
 from anchorstore.transport.address import UnixAddress
 from anchorstore.transport.frames import Kind, Method
+from anchorstore.transport.reasons import reason_of
 from anchorstore.transport.segment import HEADER, SegmentView
 from anchorstore.transport.tcp import dial, remaining
 from anchorstore.wire.status import error_of
@@ -112,7 +113,7 @@ def fetch(address: UnixAddress, asked: Map, clock: Clock) -> Mapped:
     except OSError as error:
         if isinstance(error, ConnectFailed):
             raise
-        raise ConnectFailed(f"{address}: {error.strerror or error}") from error
+        raise ConnectFailed(f"{address}: {reason_of(error)}") from error
     finally:
         link.close()
     return mapped

@@ -144,7 +144,7 @@ class Admin:
         if request.path_hash:
             path_hash = convert.check_digest("path_hash", request.path_hash)
         removed = self._core.remove(root, path_hash)
-        self._service.forget_gone()
+        self._service.seals.forget_gone()
         return pb.RemoveResponse(
             blocks_removed=removed.blocks_removed, blocks_leased=removed.blocks_leased
         )

@@ -86,9 +86,7 @@ class HintTables:
 
     def _move(self, domain: str, old: _Table) -> None:
         _end(old)
-        entries = old.entries[old.entries != 0]
-        segment_ids = (entries >> np.uint64(24) & np.uint64(0xFFFFFF)).astype(np.uint32)
-        slots = (entries & np.uint64(0xFFFFFF)).astype(np.uint32)
+        segment_ids, slots = table_format.segments_and_slots(old.entries[old.entries != 0])
         for segment_id in np.unique(segment_ids).tolist():
             mine = slots[segment_ids == segment_id]
             keys = self._keys(segment_id, mine)

@@ -17,7 +17,7 @@ async def keep_house(service: Service, pause_seconds: float, evict_step_blocks: 
         core.expire(now)
         service.forget_ended()
         evicted = core.evict_step(now, evict_step_blocks)
-        service.forget_gone()
+        service.seals.forget_gone()
         deadline = core.next_deadline()
         pause = pause_seconds if deadline is None else min(pause_seconds, deadline - clock.now())
         await asyncio.sleep(0 if evicted else max(pause, SECONDS_MIN))

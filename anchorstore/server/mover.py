@@ -26,7 +26,7 @@ import xxhash
 
 from anchorstore.errors import Overloaded
 from anchorstore.tiers.base import Tier
-from anchorstore.transport.segment import GENERATION, RECORD_BODY, RECORD_BYTES, RECORDS_OFFSET
+from anchorstore.transport.segment import GENERATION, RECORD_BODY, record_offset
 
 SLICE_BYTES_MIN = 512 * 1024  # below it, waking a second thread costs more than it saves
 RETRY_AFTER_MS = 20
@@ -102,7 +102,7 @@ def copy_slice(tier: Tier, plan: CopyPlan, result: CopyResult, start: int, stop:
     )
     for row, (source, segment, slot, offset, size, generation, key) in enumerate(rows):
         assert generation % 2 == 1, f"slot {slot}: generation {generation} is not a writer's"
-        memory, record = tier.memory(segment), RECORDS_OFFSET + RECORD_BYTES * slot
+        memory, record = tier.memory(segment), record_offset(slot)
         GENERATION.pack_into(memory, record, generation)
         target = memory[offset : offset + size]
         np.copyto(target, plan.source[source : source + size])

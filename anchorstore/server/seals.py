@@ -67,7 +67,7 @@ class Seals:
             request.keep_open,
             self._clock.now(),
         )
-        self._hints.forget(self._core.take_gone())
+        self.forget_gone()
         for action in work.formats:
             self._tier.format(action)
         rows = work.copies.request_index
@@ -86,6 +86,10 @@ class Seals:
         self.in_flight += 1
         copied.add_done_callback(lambda copied: self._copied(work, copied, answer))
         return answer
+
+    def forget_gone(self) -> None:
+        """Takes out the hints of blocks that are gone."""
+        self._hints.forget(self._core.take_gone())
 
     def _copied(
         self,
@@ -107,7 +111,7 @@ class Seals:
     def _finish(self, work: SealWork, result: CopyResult) -> pb.SealResponse:
         now, rows = self._clock.now(), work.copies.request_index
         results = self._core.finish_seal(work.ticket, result.ok, result.checksums, now)
-        self._hints.forget(self._core.take_gone())  # what was replaced, or lost a race
+        self.forget_gone()  # what was replaced, or lost a race
         sealed = np.frombuffer(results, np.uint8)[rows] == SEALED
         self._hints.insert(work.domain, work.copies, np.flatnonzero(sealed))
         return pb.SealResponse(results=results)

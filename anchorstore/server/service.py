@@ -216,10 +216,6 @@ class Service:
         peer.sessions.clear()
         self.forget_ended()
 
-    def forget_gone(self) -> None:
-        """Takes out the hints of blocks that are gone."""
-        self.hints.forget(self.core.take_gone())
-
     def forget_ended(self) -> None:
         """Takes back the staging memory of sessions that the core has ended."""
         ended = [known for known in self._sessions if not self.core.is_open(known)]
@@ -388,7 +384,7 @@ class Service:
                 memory = self.tier.memory(self.tier.index_of(segment_id))
             except LookupError as error:
                 raise LeaseExpired(f"read: lease {request.lease_id} is over") from error
-            offset = kind.first_slot_offset + slot * kind.slot_bytes
+            offset = kind.offset(slot)
             blocks.append(memory[offset : offset + size])
         return pb.ReadResponse(block_bytes=size), blocks
 

@@ -37,12 +37,13 @@ BUCKETS_OFFSET = 64
 WAYS = 16
 ENTRY_BYTES = 8
 BUCKET_BYTES = WAYS * ENTRY_BYTES
-SEGMENT_ID_LIMIT = 2**24
-SLOT_LIMIT = 2**24
+SLOT_BITS = 24
+SEGMENT_ID_LIMIT = SLOT_LIMIT = 2**SLOT_BITS
 _BUCKET = struct.Struct(f"<{WAYS}Q")
 _FIRST_WORD = struct.Struct("<Q")
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth's multiplicative hashing)
 _MASK_64 = 2**64 - 1
+_SLOT_MASK = SLOT_LIMIT - 1
 _POSITION_MASK = 2**48 - 1
 
 U32 = npt.NDArray[np.uint32]
@@ -72,7 +73,14 @@ def places(first_words: U64, layout_keys: U64, buckets: int) -> tuple[npt.NDArra
 
 def positions(segment_ids: U32, slots: U32) -> U64:
     """Segment id and slot as they stand in an entry [n]."""
-    return segment_ids.astype(np.uint64) << np.uint64(24) | slots
+    return segment_ids.astype(np.uint64) << np.uint64(SLOT_BITS) | slots
+
+
+def segments_and_slots(entries: U64) -> tuple[U32, U32]:
+    """Segment ids and slots that entries [n] name."""
+    mask = np.uint64(_SLOT_MASK)
+    segment_ids = entries >> np.uint64(SLOT_BITS) & mask
+    return segment_ids.astype(np.uint32), (entries & mask).astype(np.uint32)
 
 
 class HintView:
@@ -103,7 +111,7 @@ class HintView:
         for half in (mixed >> 32, mixed & 0xFFFFFFFF):
             place = BUCKETS_OFFSET + (half * self._buckets >> 32) * BUCKET_BYTES
             found += [
-                (entry >> 24 & 0xFFFFFF, entry & 0xFFFFFF)
+                (entry >> SLOT_BITS & _SLOT_MASK, entry & _SLOT_MASK)
                 for entry in _BUCKET.unpack_from(self._memory, place)
                 if entry >> 48 == tag and entry & _POSITION_MASK
             ]

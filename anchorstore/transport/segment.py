@@ -102,8 +102,13 @@ class SegmentShape:
         return self.first_slot_offset + slot * self.slot_bytes
 
 
+def record_offset(slot: int) -> int:
+    """Where the record of slot number `slot` starts in a segment."""
+    return RECORDS_OFFSET + RECORD_BYTES * slot
+
+
 def _records_end(slots: int) -> int:
-    return align(RECORDS_OFFSET + RECORD_BYTES * slots)
+    return align(record_offset(slots))
 
 
 def format_segment(
@@ -159,15 +164,18 @@ class SegmentView:
                 f"segment {self.segment_id}: no block of {block_bytes} bytes in slot {slot} of "
                 f"{self.slots}"
             )
-        offset = self.first_slot_offset + slot * self.slot_bytes
+        offset = self._offset(slot)
         return self.memory[offset : offset + block_bytes]
+
+    def _offset(self, slot: int) -> int:
+        return self.first_slot_offset + slot * self.slot_bytes
 
     def record(self, slot: int) -> tuple[int, int, int, int, bytes] | None:
         """Generation, lineage, layout key, checksum and path hash that a slot shows; None for a
         slot that the segment does not have, or where it is another one by now."""
         if slot >= self.slots or self._header()[2] != self.segment_id:
             return None
-        place = RECORDS_OFFSET + RECORD_BYTES * slot
+        place = record_offset(slot)
         [generation] = GENERATION.unpack_from(self.memory, place)
         lineage, key, checksum, path_hash = RECORD_BODY.unpack_from(
             self.memory, place + GENERATION.size
@@ -176,13 +184,12 @@ class SegmentView:
 
     def run(self, slot: int, count: int, block_bytes: int) -> npt.NDArray[np.uint8]:
         """The blocks in `count` slots side by side, in place, read-only [count, block_bytes]."""
-        offset = self.first_slot_offset + slot * self.slot_bytes
         shape, strides = (count, block_bytes), (self.slot_bytes, 1)
-        return np.ndarray(shape, np.uint8, self.memory, offset, strides)
+        return np.ndarray(shape, np.uint8, self.memory, self._offset(slot), strides)
 
     def slot_stands(self, slot: int, generation: int) -> bool:
         """Whether what was read in the slot since it showed `generation` is what it showed."""
-        [found] = GENERATION.unpack_from(self.memory, RECORDS_OFFSET + RECORD_BYTES * slot)
+        [found] = GENERATION.unpack_from(self.memory, record_offset(slot))
         return bool(found == generation and self._header()[2] == self.segment_id)
 
     def stands(

@@ -13,6 +13,7 @@ import ssl
 from anchorstore.clock import Clock
 from anchorstore.errors import ConnectFailed, DeadlineExceeded
 from anchorstore.transport.address import Address, TcpAddress
+from anchorstore.transport.reasons import reason_of
 
 KEEPALIVE_IDLE_SECONDS = 30
 KEEPALIVE_INTERVAL_SECONDS = 10
@@ -47,7 +48,7 @@ def dial(
             raise
         raise DeadlineExceeded(f"{address}: no connection in time") from error
     except OSError as error:
-        raise ConnectFailed(f"{address}: {error.strerror or error}") from error
+        raise ConnectFailed(f"{address}: {reason_of(error)}") from error
 
 
 def _dial_tcp(

@@ -13,7 +13,6 @@ is answered, whatever happens: its request waits for the answer.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 import queue
@@ -29,8 +28,9 @@ from anchorstore.errors import AnchorStoreError
 from anchorstore.layout import AnchorLayout, KvLayout
 from engine_adapter.vllm.cores import step_aside
 from engine_adapter.vllm.geometry import Stored
-from engine_adapter.vllm.jobs import LoadJob, Report, SpaceKey
+from engine_adapter.vllm.jobs import LoadJob, Report
 from engine_adapter.vllm.settings import Settings
+from engine_adapter.vllm.spaces import RecentClients
 from engine_adapter.vllm.tally import Tally
 
 log = logging.getLogger("anchorstore.vllm")
@@ -57,7 +57,7 @@ class Loader:
 
     def __init__(self, stored: Stored, settings: Settings, tally: Tally) -> None:
         self._stored, self._settings, self._tally = stored, settings, tally
-        self._clients: collections.OrderedDict[SpaceKey, Client] = collections.OrderedDict()
+        self._clients = RecentClients(settings.spaces_max)
         self._staged: dict[str, Staged] = {}
         self._report = Report()
         self._lock = threading.Lock()
@@ -99,8 +99,7 @@ class Loader:
                 else:
                     self._staged[job.request_id] = staged
                     self._report.copied[job.request_id] += 1
-        while self._clients:
-            self._clients.popitem()[1].close()
+        self._clients.close()
 
     def _attempt(self, job: LoadJob) -> Staged | None:
         """The job's prefix; None for any reason, which is in the log."""
@@ -138,10 +137,8 @@ class Loader:
         client = self._clients.get(job.space)
         if client is None:
             options = self._settings.thread_options("vllm-reader", 0)
-            client = self._clients[job.space] = Client.join(job.session_token, options=options)
-            if len(self._clients) > self._settings.spaces_max:
-                self._clients.popitem(last=False)[1].close()
-        self._clients.move_to_end(job.space)
+            client = Client.join(job.session_token, options=options)
+            self._clients.add(job.space, client)
         return client
 
 

@@ -21,8 +21,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from anchorstore.client import Client, NeedAll, NeedWindow
+from anchorstore.client import Client, NeedAll
 from anchorstore.client.client import Window
+from engine_adapter.strategy import Need, anchor_window
 from engine_adapter.vllm.geometry import Geometry
 from engine_adapter.vllm.ledger import Entry
 from engine_adapter.vllm.settings import Settings
@@ -139,19 +140,9 @@ class Matcher:
         resume_tokens = window.resume_pages * budget.page_tokens
         return Held(window, client, first_page, 0, resume_tokens, time.monotonic())
 
-    def _needs(self, first_page: int) -> Sequence[NeedAll | NeedWindow]:
+    def _needs(self, first_page: int) -> Sequence[Need]:
         """Kv of every shard from `first_page` on, and the anchors' window."""
-        needs: list[NeedAll | NeedWindow] = [
-            NeedAll(shard, first_page=first_page) for shard in range(self._shards)
-        ]
+        needs: list[Need] = [NeedAll(shard, first_page=first_page) for shard in range(self._shards)]
         if self._settings.replays:
-            budget = self._budget
-            needs.append(
-                NeedWindow(
-                    self._shards,
-                    ratio=budget.ratio,
-                    max_rows=budget.max_rows,
-                    rows_per_page=budget.rows_per_page,
-                )
-            )
+            needs.append(anchor_window(self._shards, self._budget))
         return needs

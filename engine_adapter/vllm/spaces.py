@@ -20,6 +20,32 @@ from engine_adapter.vllm.jobs import SpaceKey
 log = logging.getLogger("anchorstore.vllm")
 
 
+class RecentClients:
+    """At most `limit` clients; one more closes the least recently used one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._clients: collections.OrderedDict[SpaceKey, Client] = collections.OrderedDict()
+
+    def get(self, key: SpaceKey) -> Client | None:
+        """The client of `key`, which counts as a use."""
+        client = self._clients.get(key)
+        if client is not None:
+            self._clients.move_to_end(key)
+        return client
+
+    def add(self, key: SpaceKey, client: Client) -> None:
+        """Takes a new one in."""
+        self._clients[key] = client
+        if len(self._clients) > self._limit:
+            self._clients.popitem(last=False)[1].close()
+
+    def close(self) -> None:
+        """Closes them all."""
+        while self._clients:
+            self._clients.popitem()[1].close()
+
+
 class Spaces:
     """At most `limit` clients; `connect` makes one.
 
@@ -30,10 +56,9 @@ class Spaces:
     def __init__(
         self, connect: Callable[[SpaceKey], Client], limit: int, retry_seconds: float
     ) -> None:
-        self._connect = connect
-        self._limit, self._retry_seconds = limit, retry_seconds
+        self._connect, self._retry_seconds = connect, retry_seconds
         self._retry_at = 0.0
-        self._clients: collections.OrderedDict[SpaceKey, Client] = collections.OrderedDict()
+        self._clients = RecentClients(limit)
 
     def get(self, key: SpaceKey) -> Client | str:
         """The client of `key`, or the reason why there is none."""
@@ -49,13 +74,9 @@ class Spaces:
                 return "refused"
             if not client.attached:
                 self._retry_at = time.monotonic() + self._retry_seconds
-            self._clients[key] = client
-            if len(self._clients) > self._limit:
-                self._clients.popitem(last=False)[1].close()
-        self._clients.move_to_end(key)
+            self._clients.add(key, client)
         return client
 
     def close(self) -> None:
         """Closes them all."""
-        while self._clients:
-            self._clients.popitem()[1].close()
+        self._clients.close()

@@ -38,6 +38,10 @@ class Rows:
     pages: torch.Tensor
     at: torch.Tensor
 
+    def of(self, stream: torch.Tensor) -> torch.Tensor:
+        """Those rows of `stream` [tokens, hidden]."""
+        return stream[: len(self.pages)] if self.tokens is None else stream[self.tokens]
+
 
 FEW_TOKENS = 16
 """Up to here a plain loop is the fastest way to see that nothing is kept: most decode steps."""
@@ -74,25 +78,29 @@ class AnchorPool:
         those that are not kept to the page that nobody reads.
         """
         assert self._pool is not None
-        page_tokens, rows = self.layout.page_tokens, self.layout.rows
+        page_tokens = self.layout.page_tokens
+        first = page_tokens - self.layout.rows  # token of a page whose row is the first kept one
         if shape_may_vary:  # in host memory, where less than torch will do
-            least = page_tokens - rows
-            few = slots.tolist() if len(slots) <= FEW_TOKENS else [least]
-            if not any(slot >= 0 and slot % page_tokens >= least for slot in few):
+            if len(slots) <= FEW_TOKENS and not any(
+                slot >= 0 and slot % page_tokens >= first for slot in slots.tolist()
+            ):
                 return NO_ROWS
             at = slots.numpy()
-            kept = np.flatnonzero((at >= 0) & (at % page_tokens >= page_tokens - rows))
-            pages, row = np.divmod(at[kept], page_tokens)
-            return Rows(*map(torch.from_numpy, (kept, pages, row - (page_tokens - rows))))
-        place = slots % page_tokens - (page_tokens - rows)
+            kept = np.flatnonzero((at >= 0) & (at % page_tokens >= first))
+            pages, token = np.divmod(at[kept], page_tokens)
+            return Rows(*map(torch.from_numpy, (kept, pages, token - first)))
+        place = slots % page_tokens - first
         is_kept = (slots >= 0) & (place >= 0)
         nobody = self._pool.shape[0] - 1
         return Rows(None, torch.where(is_kept, slots // page_tokens, nobody), place.clamp(min=0))
 
-    def keep(self, group: int, stream: torch.Tensor, rows: Rows) -> None:
-        """Keep `rows` of `stream` [tokens, hidden], what enters stored group `group`."""
+    def keep(
+        self, group: int, stream: torch.Tensor, rows: Rows, addend: torch.Tensor | None = None
+    ) -> None:
+        """Keep `rows` of `stream` [tokens, hidden] (and `addend`, the sum of both), what enters
+        stored group `group`."""
         assert self._pool is not None
-        taken = stream[: len(rows.pages)] if rows.tokens is None else stream[rows.tokens]
+        taken = rows.of(stream) if addend is None else rows.of(stream) + rows.of(addend)
         self._pool[rows.pages, group, rows.at] = taken.to(self._pool.dtype)
 
     def observe(
@@ -110,14 +118,8 @@ class AnchorPool:
                 self._rows = self.rows_of(own, shape_may_vary=not hidden.is_cuda)
             self._context = context
         rows = self._rows
-        if rows is None or len(rows.pages) == 0:
-            return
-        addend = residual if self.adds_residual else None
-        if rows.tokens is not None:  # add up what is kept alone
-            hidden = hidden[rows.tokens]
-            addend = None if addend is None else addend[rows.tokens]
-        everything = Rows(None, rows.pages, rows.at)
-        self.keep(group, hidden if addend is None else hidden + addend, everything)
+        if rows is not None and len(rows.pages):
+            self.keep(group, hidden, rows, residual if self.adds_residual else None)
 
 
 def _capture(hidden: torch.Tensor, residual: torch.Tensor | None, group: int, owner: str) -> None:

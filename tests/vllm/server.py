@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from benchmarks.engine.servers import connector_config, free_port
 from tests.vllm.served import KV_CACHE_BYTES, environment
 
 READY_SECONDS = 400.0
@@ -45,9 +45,7 @@ class Server:
         options: Sequence[str] = (),
     ) -> None:
         """`extra`: the connector's extra config; None is stock vLLM."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", "tiny", "--enforce-eager"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"]
@@ -55,13 +53,7 @@ class Server:
         command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
         command += ["--mamba-ssm-cache-dtype", "float32", "--enable-prompt-tokens-details"]
         if extra is not None:
-            transfer = {
-                "kv_connector": "AnchorStoreConnector",
-                "kv_connector_module_path": "engine_adapter.vllm",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": dict(extra),
-            }
-            command += ["--kv-transfer-config", json.dumps(transfer)]
+            command += ["--kv-transfer-config", connector_config(extra)]
         self.log_path = log
         self._log = log.open("wb")
         self._process = subprocess.Popen(

@@ -53,6 +53,10 @@ class Kind:
     def slot_bytes(self) -> int:
         return self.slot_class.slot_bytes
 
+    def offset(self, slot: int) -> int:
+        """Where a slot of this kind starts in its segment."""
+        return self.first_slot_offset + slot * self.slot_bytes
+
     def layout_key(self, root_digest: bytes) -> int:
         """What slots' records show for blocks of this kind in a namespace."""
         _, _, digest, shard = self.key

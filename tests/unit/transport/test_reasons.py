@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 
 import pytest
 
@@ -18,6 +19,7 @@ from anchorstore.transport.reasons import reason_of
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "x"), "No such file or dir"),
         (OSError(errno.EADDRINUSE, "error while attempting to bind on address x"), "Address alr"),
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not"),
+        (ssl.SSLError(ssl.SSL_ERROR_SSL, "[SSL] certificate required"), "[SSL] certificate req"),
         (OSError("AF_UNIX path too long"), "AF_UNIX path too long"),
         (TimeoutError(), "TimeoutError"),
     ],
