@@ -1,0 +1,121 @@
+"""What a memory of so many bytes keeps of a workload's shared prefixes.
+
+    python -m benchmarks.trace [--trace KIND] [--requests N] [--capacity 1/8]
+
+Every cache serves the same requests from the same bytes: anchorstore's own core in simulated time,
+Belady's optimum (what it is the optimum of: belady.py) and a memory without end.  A capacity is a
+part of the working set, which is every different page of the trace, keys, values and anchors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from anchorstore.errors import ModelError
+from anchorstore.keys import PAGE_TOKENS_DEFAULT
+from benchmarks.trace.core import CapacityError
+from benchmarks.trace.kinds import KINDS, generate
+from benchmarks.trace.lab import Plan, run_trace
+from benchmarks.trace.report import render
+from benchmarks.trace.sizes import DEFAULT_MODEL, sizes_of_model
+
+REQUESTS_DEFAULT = 2000
+QUICK_REQUESTS = 300
+
+
+def fraction(text: str) -> Fraction:
+    """A capacity: a part of the working set such as 1/8 or 0.5, above 0."""
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no fraction such as 1/8") from error
+    if not 0 < value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} of the working set: above 0, at most 1000")
+    return value
+
+
+def count(text: str) -> int:
+    """A number of at least 1."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10**8:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 100000000")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trace", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests")
+    what = parser.add_argument_group("what is asked")
+    what.add_argument(
+        "--trace", choices=KINDS, action="append", help="may be given again (default: all)"
+    )
+    what.add_argument("--requests", type=count, default=REQUESTS_DEFAULT, metavar="N")
+    what.add_argument("--seed", type=int, default=0, metavar="N")
+    who = parser.add_argument_group("what serves")
+    who.add_argument(
+        "--capacity",
+        type=fraction,
+        action="append",
+        metavar="PART",
+        help="of the working set, may be given again (default: 1/8, 1/4, 1/2, 1)",
+    )
+    who.add_argument(
+        "--model",
+        type=pathlib.Path,
+        default=DEFAULT_MODEL,
+        metavar="CONFIG",
+        help="a config.json, for the sizes of pages (default: Qwen3.5-4B)",
+    )
+    who.add_argument(
+        "--margin-pages",
+        type=int,
+        default=1,
+        choices=range(65),
+        metavar="N",
+        help="of every replayed hit, computed again (default: %(default)s, as in the adapters)",
+    )
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The document; progress goes to standard error."""
+    sizes = sizes_of_model(arguments.model, PAGE_TOKENS_DEFAULT)
+    requests = QUICK_REQUESTS if arguments.quick else arguments.requests
+    capacities = arguments.capacity or [Fraction(1, 8), Fraction(1, 4), Fraction(1, 2), Fraction(1)]
+    plan = Plan(tuple(capacities), arguments.margin_pages)
+    traces = []
+    for kind in arguments.trace or KINDS:
+        trace = generate(kind, requests, arguments.seed, PAGE_TOKENS_DEFAULT)
+        traces.append(run_trace(trace, sizes, plan, say) | {"seed": arguments.seed})
+    about = {
+        "model": sizes.model,
+        "kv_bytes": sizes.kv_bytes,
+        "anchor_bytes": sizes.anchor_bytes,
+        "state_bytes": sizes.state_bytes,
+    }
+    return {"sizes": about, "traces": traces}
+
+
+def say(message: str) -> None:
+    """A line of progress."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0, or 1 with the reason on standard error."""
+    arguments = make_parser().parse_args(words)
+    try:
+        document = run(arguments)
+    except (ModelError, CapacityError) as error:
+        say(f"benchmarks.trace: {error}")
+        return 1
+    print(json.dumps(document, indent=1) if arguments.json else render(document))
+    return 0
