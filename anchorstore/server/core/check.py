@@ -165,12 +165,12 @@ def _bytes(state: State) -> list[str]:
     used: collections.Counter[int] = collections.Counter()
     blocks = table.live_rows()
     attached = blocks[table.page[blocks] != 0]
-    sizes = state.registry.slot_bytes_of_kind[table.kind[attached]]
+    sizes = state.dram.slot_bytes_of_kind[table.kind[attached]]
     owners = index.namespace[table.page[attached]]
     for owner in np.unique(owners).tolist():
         used[owner] = int(sizes[owners == owner].sum())
     for row, record in state.detached.items():
-        used[record.namespace_id] += int(state.registry.slot_bytes_of_kind[table.kind[row]])
+        used[record.namespace_id] += int(state.dram.slot_bytes_of_kind[table.kind[row]])
     reserved: collections.Counter[int] = collections.Counter()
     for reservation in state.reservation_by_id.values():
         reserved[reservation.session.record.namespace_id] += open_bytes(reservation)

@@ -132,7 +132,7 @@ def make_plan(
     record = session.record
     page_tokens = record.namespace.page_tokens
     pages = state.index.find(record.namespace_id, keys)
-    known = state.index.settle(pages)
+    known = state.settle(pages)
     for need in needs:
         if isinstance(need, NeedAll) and need.first_page <= known:
             pages = pages[:known]  # no boundary lies behind

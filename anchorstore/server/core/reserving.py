@@ -63,7 +63,7 @@ def reserve(
     kinds = tuple(session.kinds[layout] for layout in layouts)
     path = np.concatenate([np.frombuffer(parent_hash, np.uint64).reshape(1, 4), keys])
     pages = state.index.find(record.namespace_id, path)
-    state.index.heal(pages)
+    state.heal(pages)
     before = state.touch(pages)
     known = known_units(state, pages[1:], kinds, lineage)
     take, reason = _admit(state, session, kinds, ~known, lineage, before)
@@ -156,7 +156,7 @@ def _within_quota(
     over_bytes = int(sizes[-1, -1]) + record.used_bytes + record.reserved_bytes
     over_bytes -= record.quota_bytes
     if over_bytes > 0:
-        evict(state, Scope(Field.NAMESPACE, record.namespace_id), over_bytes, before)
+        evict(state, state.dram, Scope(Field.NAMESPACE, record.namespace_id), over_bytes, before)
     room_bytes = record.quota_bytes - record.used_bytes - record.reserved_bytes
     return np.asarray(sizes <= max(0, room_bytes))
 

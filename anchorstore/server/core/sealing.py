@@ -119,7 +119,7 @@ def _take(
         known = reserving.known_units(state, rows[here], [kind], reservation.lineage)[:, 0]
         results[here[known]] = KNOWN
         here = here[~known]
-        for grant in take_slots(state, kind.slot_class, len(here), before):
+        for grant in take_slots(state, state.dram, kind.slot_class, len(here), before):
             mine, here = here[: len(grant.slots)], here[len(grant.slots) :]
             ids = np.full(len(mine), grant.segment.segment_id, np.uint32)
             taken.append((mine, ids, grant.slots, grant.generations))
@@ -249,7 +249,7 @@ def _page_rows(state: State, ticket: Ticket, outcome: U8) -> U32:
         )
         rows[missing - first + 1] = fresh
         record.pages += len(missing)
-    state.index.heal(rows)
+    state.heal(rows)
     state.touch(rows)
     every = np.zeros(len(ticket.pages), np.uint32)
     inside = (ticket.pages >= first) & (ticket.pages <= last)
@@ -270,7 +270,9 @@ def _add_blocks(
     table.checksum[rows] = checksums[here]
     table.lineage[rows] = ticket.reservation.lineage
     table.leases[rows] = 0
+    new = ~state.dram.within(pages)
     table.attach(state.index, pages, rows)
+    state.enter(state.dram, pages[new])
     ticket.session.record.used_bytes += kind.slot_bytes * len(here)
 
 

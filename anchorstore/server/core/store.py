@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.keys import DIGEST_BYTES, Namespace
-from anchorstore.layout import Component, Layout
+from anchorstore.layout import Layout
 from anchorstore.server.core import audit, evicting, reports, reserving, sealing
 from anchorstore.server.core import lookup as reading
 from anchorstore.server.core.audit import BlockTable
@@ -54,7 +54,6 @@ class Store:
         self.boot_id = boot_id
         self._state = State(config, boot_id + secret)
         self._plans = Plans()
-        self._draining: set[Component] = set()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -247,7 +246,7 @@ class Store:
 
     def evict_step(self, now: float, limit_blocks: int) -> int:
         """Watermark work, about `limit_blocks` blocks at most; returns how many went."""
-        return evicting.evict_step(self._state, self._draining, limit_blocks)
+        return evicting.evict_step(self._state, limit_blocks)
 
     def next_deadline(self) -> float | None:
         """When `expire` has work next."""
