@@ -1,8 +1,10 @@
-"""Workloads, made up from a seed: chats, branching agents, documents.
+"""Workloads, made up from a seed: chats, branches, agents, documents.
 
 ::
 
     multi-turn   system . user . answer . user . answer ...     many chats at once, with pauses
+    branches     base -------+--------+------- answer           long prompts, left at any token
+                             + tail   + tail . answer           by a dozen others each
     agents       system . task . answer . output . answer -+- output . answer ...
                                      |                     +- output . answer ...  fan-out
                                      +- output . answer ...     gone back to, at any token
@@ -105,6 +107,20 @@ def _multi_turn(writer: TraceWriter, chance: _Chance, requests: int) -> None:
     _play(writer, chance, chat, 4.0, requests)
 
 
+def _branches(writer: TraceWriter, chance: _Chance, requests: int) -> None:
+    def branched() -> Session:
+        base = writer.write(writer.empty, chance.size(12_000, 0.6, 36_000))
+        now = yield 0.0
+        writer.ask(base, chance.size(150, 0.8, 1500), now)
+        for _ in range(chance.size(12, 0.5, 40)):
+            now = yield chance.pause(60, 1.4)
+            depth = chance.random.randint(base.tokens // 8, base.tokens)
+            tail = writer.write(writer.cut(base, depth), chance.size(120, 0.8, 1500))
+            writer.ask(tail, chance.size(150, 0.8, 1500), now)
+
+    _play(writer, chance, branched, 30.0, requests)
+
+
 class _Task:
     """What an agent has written so far: the texts that it can go back to."""
 
@@ -142,10 +158,10 @@ def _agents(writer: TraceWriter, chance: _Chance, requests: int) -> None:
                     now = yield 1.0
             else:
                 task.step(task.earlier() if drawn < 0.33 else task.texts[-1], now)
-            waits = chance.random.random() < 0.04  # for a person
+            waits = chance.random.random() < 0.08  # for a person
             now = yield chance.pause(900, 1.0) if waits else chance.pause(12, 0.9)
 
-    _play(writer, chance, work, 45.0, requests)
+    _play(writer, chance, work, 15.0, requests)
 
 
 def _documents(writer: TraceWriter, chance: _Chance, requests: int) -> None:
@@ -171,6 +187,7 @@ def _documents(writer: TraceWriter, chance: _Chance, requests: int) -> None:
 
 _KINDS: dict[str, Callable[[TraceWriter, _Chance, int], None]] = {
     "multi-turn": _multi_turn,
+    "branches": _branches,
     "agents": _agents,
     "documents": _documents,
 }

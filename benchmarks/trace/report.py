@@ -8,6 +8,7 @@ from typing import Any
 from anchorstore.units import format_bytes
 from benchmarks.engine.report import aligned, share
 from benchmarks.trace.caches import MEANING
+from benchmarks.trace.lab import GRID
 
 WAYS = ("dram read", "dram written", "nvme read", "nvme written")
 
@@ -29,20 +30,21 @@ def _rows(trace: Mapping[str, Any]) -> Iterator[list[str]]:
     reasons = [r for r in MEANING if any(r.value in line["lost_pages"] for line in everything)]
     ways = [way for way in WAYS if any(way in line["moved_bytes"] for line in lines)]
     yield [
-        *("capacity", "cache", "hit rate", "of infinite", "to belady"),
+        *("capacity", "cache", "hit rate", "of infinite", "to belady", "x grid"),
         *(reason.value for reason in reasons),
         *ways,
     ]
-    optimum = _rates(lines, "belady")
+    optimum, grid = _rates(lines, "belady"), _rates(lines, GRID)
     ceiling = trace["infinite"]["hit_rate"]
     for line in [*sorted(lines, key=lambda one: one["capacity_bytes"]), trace["infinite"]]:
-        rate, moved = line["hit_rate"], line["moved_bytes"]
+        rate, moved, capacity = line["hit_rate"], line["moved_bytes"], line.get("capacity", "")
         yield [
-            line.get("capacity", "endless"),
+            capacity or "endless",
             line["cache"],
             share(rate),
             share(rate / ceiling if ceiling else None),
-            _points(rate, optimum.get(line.get("capacity", ""))),
+            _points(rate, optimum.get(capacity)),
+            f"{rate / grid[capacity]:.2f}" if grid.get(capacity) else "-",
             *(share(line["lost_pages"].get(r.value, 0) / trace["usable_pages"]) for r in reasons),
             *(format_bytes(moved[way]) if way in moved else "-" for way in ways),
         ]
@@ -76,5 +78,9 @@ def render(document: Mapping[str, Any]) -> str:
         f"{format_bytes(sizes['state_bytes'])}"
     )
     parts = [head, *(trace_report(trace) for trace in document["traces"])]
+    about = (
+        "to belady: points below the optimum of the same bytes; x grid: pages hit over those of\n"
+        "checkpoints each 8192 tokens, at request ends and at branches seen twice, same bytes"
+    )
     legend = "shares are of the usable pages; pages seen before and computed again, by reason:"
-    return "\n\n".join([*parts, "\n".join([legend, *words])])
+    return "\n\n".join([*parts, about, "\n".join([legend, *words])])

@@ -114,6 +114,17 @@ def next_uses(trace: Trace) -> U32:
     return found
 
 
+def future_uses(trace: Trace) -> U32:
+    """[all] how many later requests each page is usable for."""
+    order = np.argsort(trace.pages, kind="stable")
+    pages = trace.pages[order]
+    so_far = np.cumsum(is_usable(trace)[order])
+    last = np.searchsorted(pages, pages, side="right") - 1
+    found = np.empty(len(order), np.uint32)
+    found[order] = so_far[last] - so_far
+    return found
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Text:
     """Tokens, of which only the pages matter: `pages` are those that are full."""
