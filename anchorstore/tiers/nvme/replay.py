@@ -159,7 +159,7 @@ class Replay:
         entries, order = _possible(found, entries, kept, segment_bytes, units)
         entries, order = _same_class(found, entries, order, segment_bytes)
         _assert_apart(found, entries)
-        found.entries = _once(found, entries, order)
+        found.entries = once(found, entries, order)
         return found
 
 
@@ -203,18 +203,11 @@ def _possible(
 def _same_class(
     found: Recovered, entries: Entries, order: Positions, segment_bytes: int
 ) -> tuple[Entries, Positions]:
-    """A segment has slots of one size and component and one domain: its newest entry's."""
+    """A segment has slots of one size and component: its newest entry's."""
     if not len(entries):
         return entries, order
-    names = {note.namespace.domain for note in found.namespaces}
-    domains = {domain: number for number, domain in enumerate(sorted(names))}
-    domain_of = np.array([domains[note.namespace.domain] for note in found.namespaces], np.int64)
     component_of = np.array([int(kind.component) for kind in found.kinds], np.int64)
-    class_of = (
-        domain_of[entries["namespace"]] << 40
-        | component_of[entries["kind"]] << 32
-        | _slot_units(found, entries)
-    )
+    class_of = component_of[entries["kind"]] << 32 | _slot_units(found, entries)
     segment = entries["unit"].astype(np.int64) // (segment_bytes // UNIT_BYTES)
     by_age = np.argsort(order, kind="stable")
     newest = by_age[_last_of_each(segment[by_age])]
@@ -231,7 +224,7 @@ def _assert_apart(found: Recovered, entries: Entries) -> None:
         assert (ends <= start[1:]).all(), "two slots of one segment overlap"
 
 
-def _once(found: Recovered, entries: Entries, order: Positions) -> Entries:
+def once(found: Recovered, entries: Entries, order: Positions) -> Entries:
     """Each block (namespace, kind, path hash) once: the newest."""
     by_age = np.argsort(order, kind="stable")
     aged = entries[by_age]

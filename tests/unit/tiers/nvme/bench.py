@@ -18,6 +18,7 @@ from anchorstore.tiers.nvme.notes import NamespaceNote
 from anchorstore.tiers.nvme.plans import ReadPlan, WritePlan
 from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.tiers.nvme.seam import OpenFile, aligned, open_direct
+from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
 
 SEGMENT_BYTES = MIB
@@ -75,7 +76,7 @@ class Blocks:
     @classmethod
     def made(
         cls,
-        device: NvmeDevice,
+        device: NvmeDevice | NvmeTier,
         count: int,
         block_bytes: int,
         *,
@@ -126,14 +127,16 @@ class Blocks:
         return [self.memory.segments[1][at : at + size].tobytes() for at, size in rows]
 
 
-def write(device: NvmeDevice, blocks: Blocks) -> None:
+def write(device: NvmeDevice | NvmeTier, blocks: Blocks) -> None:
     """Writes and notes all blocks."""
     done = device.write(blocks.plan, blocks.memory.of).result(30)
     assert done.ok.all(), done.status
     device.note_blocks(blocks.plan.entries(done.ok))
 
 
-def statuses(device: NvmeDevice, blocks: Blocks, plan: ReadPlan | None = None) -> list[int]:
+def statuses(
+    device: NvmeDevice | NvmeTier, blocks: Blocks, plan: ReadPlan | None = None
+) -> list[int]:
     """Reads; bytes of the blocks that came are compared with those written."""
     plan = plan or blocks.reading()
     blocks.memory.segments[1][:] = 0
