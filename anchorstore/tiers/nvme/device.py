@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import threading
 from concurrent.futures import Future
 
 import numpy as np
@@ -77,7 +78,7 @@ class NvmeDevice:
     ) -> None:
         self.name, self.base_unit = file.name, base_unit
         self.segments, self.segment_bytes = superblock.segments, superblock.segment_bytes
-        self._file, self._data_offset = file, superblock.data_offset
+        self._file, self.data_offset = file, superblock.data_offset
         self._device_key = nvme_format.device_key_of(superblock.device_id)
         self._recovered = recovered
         self.health = Health(file.name, options.retry_seconds, clock, log)
@@ -94,6 +95,8 @@ class NvmeDevice:
         self._engine: Engine = ThreadEngine(
             file, self._scheduler, self.health, options.limits.depth
         )
+        watcher = threading.Thread(target=self._scheduler.watch, name="nvme-watch", daemon=True)
+        watcher.start()
         self.counters = dict.fromkeys(
             ("blocks_written", "bytes_written", "blocks_read", "bytes_read"), 0
         )
@@ -163,7 +166,7 @@ class NvmeDevice:
             future: Future[Done] = Future()
             future.set_result(Done(np.full(len(plan), Status.REFUSED, np.uint8)))
             return future
-        where = (memory_of, self.base_unit, self._data_offset, self._device_key)
+        where = (memory_of, self.base_unit, self.data_offset, self._device_key)
         is_write = isinstance(plan, WritePlan)
         job: Job = WriteJob(plan, *where) if isinstance(plan, WritePlan) else ReadJob(plan, *where)
         sizes = plan.block_bytes
@@ -223,7 +226,7 @@ def _superblock(
     file: FileSeam, capacity_bytes: int, segment_bytes: int, options: Options, log: Log
 ) -> Superblock:
     """The device's superblock, its file of the wanted size; a new one where the file is empty."""
-    found = read_superblock(file)
+    found = read_superblock(file, log)
     if file.is_read_only:
         if found is None:
             raise ConfigError(f"nvme: {file.name} can only be read and is no device of ours")
@@ -264,7 +267,7 @@ def _superblock(
     return fresh
 
 
-def read_superblock(file: FileSeam) -> Superblock | None:
+def read_superblock(file: FileSeam, log: Log) -> Superblock | None:
     """The newer sound copy; None for an empty file, or for one of ours whose copies are damaged.
 
     ConfigError for a file that holds something else.
@@ -278,4 +281,6 @@ def read_superblock(file: FileSeam) -> Superblock | None:
     is_ours = any(bytes(page[: len(nvme_format.MAGIC)]) == nvme_format.MAGIC for page in copies)
     if any(pages) and not is_ours:
         raise ConfigError(f"nvme: {file.name} holds something else: it is not overwritten")
+    if is_ours:
+        log(f"nvme: {file.name}: both superblocks are damaged: it starts empty")
     return None

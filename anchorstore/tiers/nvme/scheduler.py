@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import threading
 
 from anchorstore.clock import Clock
@@ -75,6 +76,7 @@ class _Lane:
         self.depth = depth
         self.blocks = 0
         self.runs_out = 0
+        self.earliest = math.inf  # no job's deadline is before it
 
 
 class Scheduler:
@@ -104,6 +106,7 @@ class Scheduler:
                 job.deadline = self._clock.now() + self._limits.deadline_seconds
                 lane.blocks += len(job)
                 lane.jobs.append(job)
+                lane.earliest = min(lane.earliest, job.deadline)
                 self._work.notify()
                 self._waiting.notify()
                 return
@@ -152,6 +155,8 @@ class Scheduler:
             lane.bucket.spend(run.size)
             lane.runs_out += 1
             self._out[run] = self._clock.now()
+            if self.reads.jobs or self.writes.jobs:
+                self._work.notify()  # whoever wakes takes one run and wakes the next
             return run, None
         return None, min(pauses, default=None)
 
@@ -172,6 +177,7 @@ class Scheduler:
             if again:
                 if not job.runs:
                     lane.jobs.append(job)
+                    lane.earliest = min(lane.earliest, job.deadline)
                 job.runs.extend(again)
             else:
                 self._count(job, run.stop - run.start)
@@ -187,6 +193,8 @@ class Scheduler:
     def _expire(self, ended: list[Job]) -> None:
         now = self._clock.now()
         for lane in (self.reads, self.writes):
+            if not self._is_closed and now < lane.earliest:
+                continue
             for job in [job for job in lane.jobs if self._is_closed or job.deadline <= now]:
                 lane.jobs.remove(job)
                 verdict = Status.REFUSED if self._is_closed else Status.LATE
@@ -197,6 +205,7 @@ class Scheduler:
                     self._count(job, run.stop - run.start)
                 if not job.blocks_left:
                     ended.append(job)
+            lane.earliest = min((job.deadline for job in lane.jobs), default=math.inf)
 
     def expire(self) -> None:
         """Ends what has passed its deadline without having begun."""
