@@ -3,8 +3,9 @@
     python -m benchmarks.trace [--trace KIND] [--requests N] [--capacity 1/8]
 
 Every cache serves the same requests from the same bytes: anchorstore's own core in simulated time,
-Belady's optimum (what it is the optimum of: belady.py) and a memory without end.  A capacity is a
-part of the working set, which is every different page of the trace, keys, values and anchors.
+Belady's optimum (what it is the optimum of: belady.py), caches of exact states (checkpoints.py) and
+a memory without end.  A capacity is a part of the working set, which is every different page of the
+trace, keys, values and anchors.
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ import argparse
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from anchorstore.errors import ModelError
+from anchorstore.errors import ModelError, SpecMismatch
 from anchorstore.keys import PAGE_TOKENS_DEFAULT
 from benchmarks.trace.core import CapacityError
+from benchmarks.trace.jsonl import TraceError, read_trace
 from benchmarks.trace.kinds import KINDS, generate
 from benchmarks.trace.lab import Plan, run_trace
+from benchmarks.trace.plot import PlotError, check_plot, draw
 from benchmarks.trace.report import render
 from benchmarks.trace.sizes import DEFAULT_MODEL, sizes_of_model
+from benchmarks.trace.trace import Trace
 
 REQUESTS_DEFAULT = 2000
 QUICK_REQUESTS = 300
+CAPACITIES = (Fraction(1, 8), Fraction(1, 4), Fraction(1, 2), Fraction(1))
 
 
 def fraction(text: str) -> Fraction:
@@ -53,9 +58,23 @@ def make_parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests")
+    parser.add_argument(
+        "--plot", type=pathlib.Path, metavar="FILE.png", help="also draw it; needs matplotlib"
+    )
     what = parser.add_argument_group("what is asked")
-    what.add_argument(
+    kinds = what.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--trace", choices=KINDS, action="append", help="may be given again (default: all)"
+    )
+    kinds.add_argument(
+        "--jsonl",
+        type=pathlib.Path,
+        action="append",
+        metavar="FILE",
+        help="a trace of token ids or page hashes; its formats: benchmarks/trace/jsonl.py",
+    )
+    what.add_argument(
+        "--page-tokens", type=count, default=PAGE_TOKENS_DEFAULT, metavar="N", help="(%(default)s)"
     )
     what.add_argument("--requests", type=count, default=REQUESTS_DEFAULT, metavar="N")
     what.add_argument("--seed", type=int, default=0, metavar="N")
@@ -85,23 +104,32 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def traces_of(arguments: argparse.Namespace) -> Iterator[Trace]:
+    """What the command line asks for, one after the other."""
+    requests = QUICK_REQUESTS if arguments.quick else arguments.requests
+    for path in arguments.jsonl or ():
+        yield read_trace(path, arguments.page_tokens)
+    for kind in () if arguments.jsonl else arguments.trace or KINDS:
+        yield generate(kind, requests, arguments.seed, arguments.page_tokens)
+
+
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The document; progress goes to standard error."""
-    sizes = sizes_of_model(arguments.model, PAGE_TOKENS_DEFAULT)
-    requests = QUICK_REQUESTS if arguments.quick else arguments.requests
-    capacities = arguments.capacity or [Fraction(1, 8), Fraction(1, 4), Fraction(1, 2), Fraction(1)]
-    plan = Plan(tuple(capacities), arguments.margin_pages)
-    traces = []
-    for kind in arguments.trace or KINDS:
-        trace = generate(kind, requests, arguments.seed, PAGE_TOKENS_DEFAULT)
-        traces.append(run_trace(trace, sizes, plan, say) | {"seed": arguments.seed})
+    if arguments.plot:
+        check_plot(arguments.plot)
+    sizes = sizes_of_model(arguments.model, arguments.page_tokens)
+    plan = Plan(tuple(arguments.capacity or CAPACITIES), arguments.margin_pages)
+    traces = [run_trace(trace, sizes, plan, say) for trace in traces_of(arguments)]
     about = {
         "model": sizes.model,
         "kv_bytes": sizes.kv_bytes,
         "anchor_bytes": sizes.anchor_bytes,
         "state_bytes": sizes.state_bytes,
     }
-    return {"sizes": about, "traces": traces}
+    document = {"sizes": about, "seed": arguments.seed, "traces": traces}
+    if arguments.plot:
+        draw(document, arguments.plot)
+    return document
 
 
 def say(message: str) -> None:
@@ -114,7 +142,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(words)
     try:
         document = run(arguments)
-    except (ModelError, CapacityError) as error:
+    except (ModelError, SpecMismatch, CapacityError, TraceError, PlotError) as error:
         say(f"benchmarks.trace: {error}")
         return 1
     print(json.dumps(document, indent=1) if arguments.json else render(document))
