@@ -18,6 +18,7 @@ import dataclasses
 import os
 import pathlib
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 
 import numpy as np
@@ -28,7 +29,7 @@ from anchorstore.errors import ConfigError
 from anchorstore.layout import Layout
 from anchorstore.tiers.nvme import format as nvme_format
 from anchorstore.tiers.nvme import journal as nvme_journal
-from anchorstore.tiers.nvme.engines import Engine, ThreadEngine
+from anchorstore.tiers.nvme.engines import Engine, EngineFactory, ThreadEngine
 from anchorstore.tiers.nvme.format import SUPERBLOCK_BYTES, UNIT_BYTES, Entries, Superblock
 from anchorstore.tiers.nvme.health import Health
 from anchorstore.tiers.nvme.jobs import Job, MemoryOf, ReadJob, WriteJob
@@ -36,9 +37,12 @@ from anchorstore.tiers.nvme.journal import Journal
 from anchorstore.tiers.nvme.notes import NamespaceNote
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan
 from anchorstore.tiers.nvme.replay import Recovered
+from anchorstore.tiers.nvme.ring_engine import RingEngine
 from anchorstore.tiers.nvme.scheduler import Limits, Scheduler
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, aligned, open_direct, read_all
 from anchorstore.units import format_bytes
+
+ENGINES: Mapping[str, EngineFactory] = {"threads": ThreadEngine, "io_uring": RingEngine}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,12 +50,14 @@ class Options:
     """How a device is used.
 
     Attributes:
+        engine: "threads", or "io_uring" where the kernel allows it, else threads.
         limits: of its queue.
         journal_bytes: of each of the two journal regions, for a new device; 0 = by capacity.
         flush_seconds: from a note to the journal, at most.
         retry_seconds: from a degrading fault to the next try.
     """
 
+    engine: str = "threads"
     limits: Limits = dataclasses.field(default_factory=Limits)
     journal_bytes: int = 0
     flush_seconds: float = 0.05
@@ -75,6 +81,7 @@ class NvmeDevice:
         base_unit: int,
         log: Log,
         clock: Clock,
+        engines: Mapping[str, EngineFactory],
     ) -> None:
         self.name, self.base_unit = file.name, base_unit
         self.segments, self.segment_bytes = superblock.segments, superblock.segment_bytes
@@ -92,9 +99,7 @@ class NvmeDevice:
                 file, superblock, writer, recovered, self.health, options.flush_seconds
             )
         self._scheduler = Scheduler(options.limits, clock)
-        self._engine: Engine = ThreadEngine(
-            file, self._scheduler, self.health, options.limits.depth
-        )
+        self._engine = self._started(options, log, engines)
         watcher = threading.Thread(target=self._scheduler.watch, name="nvme-watch", daemon=True)
         watcher.start()
         self.counters = dict.fromkeys(
@@ -113,6 +118,7 @@ class NvmeDevice:
         base_unit: int = 0,
         open_file: OpenFile = open_direct,
         clock: Clock | None = None,
+        engines: Mapping[str, EngineFactory] = ENGINES,
     ) -> NvmeDevice:
         """Opens a directory, file or block device; makes what is not there.
 
@@ -125,7 +131,7 @@ class NvmeDevice:
             recovered = nvme_journal.read_region(file, superblock)
             recovered = nvme_journal.without_unused(recovered)
             used = (file, superblock, recovered, options or Options(), base_unit, log)
-            return cls(*used, clock or SystemClock())
+            return cls(*used, clock or SystemClock(), engines)
         except OSError as error:
             file.close()
             raise ConfigError(f"nvme: {path}: {error.strerror}") from error
@@ -144,6 +150,19 @@ class NvmeDevice:
         entries = found.entries.copy()
         entries["unit"] += np.uint32(self.base_unit)
         return dataclasses.replace(found, entries=entries)
+
+    def _started(self, options: Options, log: Log, engines: Mapping[str, EngineFactory]) -> Engine:
+        used = (self._file, self._scheduler, self.health, options.limits.depth)
+        try:
+            return engines[options.engine](*used)
+        except OSError as error:
+            log(f"nvme: {self.name}: no {options.engine} here ({error.strerror}): threads instead")
+        return engines["threads"](*used)
+
+    @property
+    def engine(self) -> str:
+        """How runs reach the kernel."""
+        return self._engine.name
 
     # -- blocks
 

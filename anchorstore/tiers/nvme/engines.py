@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from anchorstore.tiers.nvme.health import Health
@@ -25,6 +25,10 @@ class Engine(Protocol):
 
     def close(self, timeout_seconds: float) -> bool:
         """After the scheduler's close: waits for what is out; False where it is still out."""
+
+
+EngineFactory = Callable[[FileSeam, Scheduler, Health, int], Engine]
+"""File, scheduler, health and depth; OSError where the kernel does not allow it."""
 
 
 def conclude(

@@ -19,6 +19,7 @@ import collections
 import dataclasses
 import math
 import threading
+from collections.abc import Callable
 
 from anchorstore.clock import Clock
 from anchorstore.tiers.nvme.jobs import Job, Run
@@ -92,6 +93,7 @@ class Scheduler:
         self._out: dict[Run, float] = {}
         self._is_closed = False
         self.late_blocks = 0
+        self.on_work: Callable[[], object] | None = None  # for an engine that does not wait here
 
     def lane(self, job: Job) -> _Lane:
         """The lane of a job."""
@@ -109,6 +111,8 @@ class Scheduler:
                 lane.earliest = min(lane.earliest, job.deadline)
                 self._work.notify()
                 self._waiting.notify()
+                if self.on_work is not None:
+                    self.on_work()
                 return
         job.status[:] = Status.REFUSED
         job.future.set_result(Done(job.status))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 from anchorstore.clock import Clock
 from anchorstore.keys import Namespace
 from anchorstore.layout import KvLayout
-from anchorstore.tiers.nvme.device import NvmeDevice, Options
+from anchorstore.tiers.nvme.device import ENGINES, NvmeDevice, Options
+from anchorstore.tiers.nvme.engines import EngineFactory
 from anchorstore.tiers.nvme.format import UNIT_BYTES, slot_bytes_of, xxh3
 from anchorstore.tiers.nvme.notes import NamespaceNote
 from anchorstore.tiers.nvme.plans import ReadPlan, WritePlan
@@ -39,6 +41,7 @@ def open_device(
     open_file: OpenFile = open_direct,
     clock: Clock | None = None,
     log: list[str] | None = None,
+    engines: Mapping[str, EngineFactory] = ENGINES,
     **changed: Any,
 ) -> NvmeDevice:
     """A small device."""
@@ -52,6 +55,7 @@ def open_device(
         base_unit=base_unit,
         open_file=open_file,
         clock=clock,
+        engines=engines,
     )
 
 
