@@ -95,6 +95,7 @@ class FakeCuda:
 
     Attributes:
         copies, detours: copies asked for; those of them by way of memory that is not pinned.
+        waits: times that a stream was waited for.
         registered: bytes by address, of pinned host memory.
     """
 
@@ -108,7 +109,7 @@ class FakeCuda:
     ) -> None:
         self.gpu, self._ordinal = gpu, ordinal
         self.can_register, self.can_export = can_register, can_export
-        self.copies = self.detours = 0
+        self.copies = self.detours = self.waits = 0
         self.registered: dict[int, int] = {}
         self.streams: dict[int, collections.deque[Callable[[], None]]] = {}
         self._mapped: dict[int, Allocation] = {}
@@ -308,6 +309,7 @@ class FakeCuda:
     def finish(self, stream: int, seconds: float) -> None:
         """See CudaDevice."""
         with self._lock:
+            self.waits += 1
             self._begin("finish")
             if self.gpu.is_stuck:
                 raise cuda.DeviceStuck("finish", 0, f"not done after {seconds:g} s")

@@ -168,7 +168,6 @@ class Lane:
     def read(self, moves: Moves, memory_of: MemoryOf) -> Moved:
         """Slots to host memory; as write()."""
         job = _job(moves, memory_of)
-        job.bad.update(row for row in range(len(moves)) if not self._stands(moves, row))
         with self._clean_after():
             number = 0
             for number, load in enumerate(loads(moves.block_bytes.tolist(), self._half_bytes)):

@@ -158,8 +158,9 @@ def test_memory_that_is_pinned_copies_without_detours(world: World) -> None:
 # ---- one block fails ----
 
 
-def test_copy_refused_for_one_block_costs_that_block_alone(world: World) -> None:
-    world.process.fail("to_device", cuda.INVALID_VALUE, after=2)
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_copy_refused_for_one_block_costs_that_block_alone(world: World, after: int) -> None:
+    world.process.fail("to_device", cuda.INVALID_VALUE, after=after)
     written = world.write(4)
     assert written.count(False) == 1
     assert [generation == 2 for generation in world.generations(4)] == written
@@ -168,6 +169,18 @@ def test_copy_refused_for_one_block_costs_that_block_alone(world: World) -> None
     assert world.read(4) == [False, *written[1:]]
     assert world.tier.counters.blocks_failed == 1 + (4 - written[1:].count(True))
     assert world.tier.counters.blocks_written == 3
+
+
+def test_slot_written_while_it_is_read_is_not_taken_for_the_sealed_one(world: World) -> None:
+    assert all(world.write(2))
+    target = np.zeros(2 * BLOCK_BYTES, np.uint8)
+
+    def memory_of(number: int) -> np.ndarray:
+        world.tier.records(0)["generation"][1] = 3
+        return target
+
+    moves = moves_of(data(2), 2)
+    assert world.tier.read(moves, memory_of).result().tolist() == [True, False]
 
 
 def test_slot_that_shows_another_generation_is_not_read(world: World) -> None:
@@ -192,6 +205,7 @@ def test_memory_that_fails_halfway_leaves_no_load_for_the_next_job(world: World)
     calls = iter([source, source, source, source])
     with pytest.raises(StopIteration):
         world.tier.write(moves_of(source, 1), lambda _: next(calls)).result()
+    assert world.write(1) == [True], "the last job's rows are not looked for among its own"
     with pytest.raises(LookupError, match="memory 0"):
         world.tier.write(moves_of(source, 1), broken).result()
     assert world.generations(4) != [2, 2, 2, 2]
@@ -223,6 +237,14 @@ def test_device_lost_while_writing_takes_the_tier_offline(call: str, after: int)
     assert len(world.reasons) == 1
 
 
+def test_device_lost_before_anything_has_landed_leaves_every_slot_unsealed() -> None:
+    world = World()
+    world.process.fail("finish", cuda.ILLEGAL_ADDRESS)
+    assert world.write(6) == [False] * 6
+    assert world.generations(6) == [1] * 6
+    world.tier.close()
+
+
 def test_device_lost_while_reading_says_that_nothing_moved() -> None:
     world = World()
     assert all(world.write(4))
@@ -251,6 +273,7 @@ def test_device_that_never_finishes_is_given_up_and_its_memory_stays_pinned() ->
     world.gpu.is_stuck = True
     assert world.write(2) == [False, False]
     assert "not done after 3 s" in world.reasons[0]
+    assert world.process.waits == 1, "waiting for it once is enough"
     world.tier.close()
     assert world.process.registered, "the device may still write there"
     assert not world.gpu.misuses
