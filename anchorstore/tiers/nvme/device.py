@@ -30,7 +30,13 @@ from anchorstore.layout import Layout
 from anchorstore.tiers.nvme import format as nvme_format
 from anchorstore.tiers.nvme import journal as nvme_journal
 from anchorstore.tiers.nvme.engines import Engine, EngineFactory, ThreadEngine
-from anchorstore.tiers.nvme.format import SUPERBLOCK_BYTES, UNIT_BYTES, Entries, Superblock
+from anchorstore.tiers.nvme.format import (
+    SUPERBLOCK_BYTES,
+    SUPERBLOCK_COPIES,
+    UNIT_BYTES,
+    Entries,
+    Superblock,
+)
 from anchorstore.tiers.nvme.health import Health
 from anchorstore.tiers.nvme.jobs import Job, MemoryOf, ReadJob, WriteJob
 from anchorstore.tiers.nvme.journal import Journal
@@ -245,7 +251,9 @@ def _superblock(
     file: FileSeam, capacity_bytes: int, segment_bytes: int, options: Options, log: Log
 ) -> Superblock:
     """The device's superblock, its file of the wanted size; a new one where the file is empty."""
-    found = read_superblock(file, log)
+    found, damage = read_superblock(file)
+    for text in damage if found is None else ():
+        log(f"nvme: {file.name}: {text}: it starts empty")
     if file.is_read_only:
         if found is None:
             raise ConfigError(f"nvme: {file.name} can only be read and is no device of ours")
@@ -286,20 +294,22 @@ def _superblock(
     return fresh
 
 
-def read_superblock(file: FileSeam, log: Log) -> Superblock | None:
-    """The newer sound copy; None for an empty file, or for one of ours whose copies are damaged.
+def read_superblock(file: FileSeam) -> tuple[Superblock | None, list[str]]:
+    """The newer sound copy, and what is damaged; None for an empty file, or where no copy is sound.
 
     ConfigError for a file that holds something else.
     """
-    pages = aligned(2 * SUPERBLOCK_BYTES)
+    pages = aligned(SUPERBLOCK_COPIES * SUPERBLOCK_BYTES)
     read_all(file, pages, 0)
-    copies = [pages[:SUPERBLOCK_BYTES], pages[SUPERBLOCK_BYTES:]]
-    found = [copy for page in copies if (copy := nvme_format.superblock_of(page))]
-    if found:
-        return max(found, key=lambda copy: copy.sequence)
-    is_ours = any(bytes(page[: len(nvme_format.MAGIC)]) == nvme_format.MAGIC for page in copies)
-    if any(pages) and not is_ours:
+    found, damage, is_ours = [], [], False
+    for number in range(SUPERBLOCK_COPIES):
+        page = pages[number * SUPERBLOCK_BYTES : (number + 1) * SUPERBLOCK_BYTES]
+        copy = nvme_format.superblock_of(page)
+        if copy is not None:
+            found.append(copy)
+        elif any(page):
+            damage.append(f"superblock {number} is damaged")
+            is_ours |= bytes(page[: len(nvme_format.MAGIC)]) == nvme_format.MAGIC
+    if damage and not found and not is_ours:
         raise ConfigError(f"nvme: {file.name} holds something else: it is not overwritten")
-    if is_ours:
-        log(f"nvme: {file.name}: both superblocks are damaged: it starts empty")
-    return None
+    return max(found, key=lambda copy: copy.sequence, default=None), damage

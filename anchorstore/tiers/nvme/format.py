@@ -278,14 +278,6 @@ def frame_header_of(head: Buffer) -> FrameHeader | None:
     return FrameHeader(kind, journal_id, sequence, count, size, payload_xxh3)
 
 
-class FooterVerdict(enum.IntEnum):
-    """What a slot's footer says about the block that is looked for."""
-
-    MATCHES = 0
-    FOREIGN = 1  # no footer, a damaged one, or one of another device
-    OTHER = 2  # another block's, or another generation's
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Footer:
     """What proves a slot without the journal.  Hashes are 32 bytes."""

@@ -14,7 +14,7 @@ one block.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -128,6 +128,11 @@ class Job:
         for index, place in zip(range(run.start, run.stop), self._split(run, scratch), strict=True):
             self.status[index] = self._after(index, place)
 
+    def tails(self, run: Run, scratch: memoryview) -> Iterator[tuple[memoryview, int]]:
+        """The scratch of each slot's end, and where that lies in the file."""
+        for index, place in zip(range(run.start, run.stop), self._split(run, scratch), strict=True):
+            yield place.tail, self._places[index] + len(place.whole)
+
     def _split(self, run: Run, scratch: memoryview) -> list[Place]:
         places, used = [], 0
         for index in range(run.start, run.stop):
@@ -190,7 +195,12 @@ class WriteJob(Job):
 class ReadJob(Job):
     """Blocks on their way to memory."""
 
-    def _after(self, index: int, place: Place) -> Status:
+    def judge_footers(self, run: Run, scratch: memoryview) -> None:
+        """The ends of the slots are there: what they say, whatever lies before them."""
+        for index, place in zip(range(run.start, run.stop), self._split(run, scratch), strict=True):
+            self.status[index] = self._footer_verdict(index, place)
+
+    def _footer_verdict(self, index: int, place: Place) -> Status:
         footer = footer_of(place.tail[-FOOTER_BYTES:], self._device_key)
         if footer is None:
             return Status.FOREIGN
@@ -203,6 +213,12 @@ class ReadJob(Job):
             or footer.checksum != self._checksums[index]
         ):
             return Status.OTHER
+        return Status.OK
+
+    def _after(self, index: int, place: Place) -> Status:
+        verdict = self._footer_verdict(index, place)
+        if verdict != Status.OK:
+            return verdict
         if len(place.rest):
             place.rest[:] = np.frombuffer(place.tail[: len(place.rest)], np.uint8)
         return Status.OK if xxh3(place.block) == self._checksums[index] else Status.TORN

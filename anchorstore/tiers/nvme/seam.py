@@ -113,9 +113,22 @@ def open_direct(path: pathlib.Path, log: Log) -> DirectFile:
     A directory gets a file of its own in it.  ConfigError where that cannot be, or where another
     process owns it.
     """
+    return _open(path, log, _WAYS)
+
+
+def open_at_rest(path: pathlib.Path, log: Log) -> DirectFile:
+    """The same, but only to read, and only what is there."""
+    return _open(path, log, _WAYS[1:])
+
+
+_WAYS = ((os.O_RDWR | os.O_CREAT, False), (os.O_RDONLY, True))
+"""Flags, and whether the file can then only be read."""
+
+
+def _open(path: pathlib.Path, log: Log, ways: Sequence[tuple[int, bool]]) -> DirectFile:
     target = path / FILE_NAME if path.is_dir() else path
     try:
-        descriptor, is_direct, is_read_only = _opened(target)
+        descriptor, is_direct, is_read_only = _opened(target, ways)
     except OSError as error:
         raise ConfigError(f"nvme: cannot open {target}: {error.strerror}") from error
     file = DirectFile(str(target), descriptor, is_direct, is_read_only)
@@ -130,18 +143,18 @@ def open_direct(path: pathlib.Path, log: Log) -> DirectFile:
         raise
     if not file.is_direct:
         log(f"nvme: {target}: the file system has no O_DIRECT: buffered reads and writes")
-    if is_read_only:
+    if is_read_only and len(ways) > 1:
         log(f"nvme: {target} can only be read: nothing new is stored on it")
     return file
 
 
-def _opened(target: pathlib.Path) -> tuple[int, bool, bool]:
+def _opened(target: pathlib.Path, ways: Sequence[tuple[int, bool]]) -> tuple[int, bool, bool]:
     """Descriptor, whether it is direct, whether it can only be read."""
     is_block = target.is_block_device()
     # Without O_CREAT, O_EXCL refuses a block device that is mounted.
     flags = os.O_CLOEXEC | (os.O_EXCL if is_block else os.O_NOFOLLOW)
-    ways = [(os.O_RDWR | (0 if is_block else os.O_CREAT), False), (os.O_RDONLY, True)]
     for mode, is_read_only in ways:
+        mode &= ~os.O_CREAT if is_block else ~0
         for direct in (os.O_DIRECT, 0):
             try:
                 return os.open(target, flags | mode | direct, 0o600), bool(direct), is_read_only
