@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from anchorstore.errors import ModelError, SpecMismatch
+from anchorstore.errors import AnchorStoreError
 from anchorstore.keys import PAGE_TOKENS_DEFAULT
 from benchmarks.trace.core import CapacityError
+from benchmarks.trace.daemon import DaemonError
 from benchmarks.trace.jsonl import TraceError, read_trace
 from benchmarks.trace.kinds import KINDS, generate
 from benchmarks.trace.lab import Plan, run_trace
@@ -31,6 +32,7 @@ from benchmarks.trace.trace import Trace
 
 REQUESTS_DEFAULT = 2000
 QUICK_REQUESTS = 300
+FAILURES = (AnchorStoreError, CapacityError, DaemonError, PlotError, TraceError)
 CAPACITIES = (Fraction(1, 8), Fraction(1, 4), Fraction(1, 2), Fraction(1))
 
 
@@ -87,6 +89,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="of the working set, may be given again (default: 1/8, 1/4, 1/2, 1)",
     )
     who.add_argument(
+        "--daemon",
+        metavar="ADDRESS",
+        help="a daemon that runs, unix:///path or tcp://host:port, instead of all other caches; "
+        "it is sent every page of the trace, in full size",
+    )
+    who.add_argument(
         "--model",
         type=pathlib.Path,
         default=DEFAULT_MODEL,
@@ -116,9 +124,11 @@ def traces_of(arguments: argparse.Namespace) -> Iterator[Trace]:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The document; progress goes to standard error."""
     if arguments.plot:
+        if arguments.daemon:
+            raise PlotError("--plot: a daemon has one capacity, there is nothing to draw")
         check_plot(arguments.plot)
     sizes = sizes_of_model(arguments.model, arguments.page_tokens)
-    plan = Plan(tuple(arguments.capacity or CAPACITIES), arguments.margin_pages)
+    plan = Plan(tuple(arguments.capacity or CAPACITIES), arguments.margin_pages, arguments.daemon)
     traces = [run_trace(trace, sizes, plan, say) for trace in traces_of(arguments)]
     about = {
         "model": sizes.model,
@@ -142,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(words)
     try:
         document = run(arguments)
-    except (ModelError, SpecMismatch, CapacityError, TraceError, PlotError) as error:
+    except FAILURES as error:
         say(f"benchmarks.trace: {error}")
         return 1
     print(json.dumps(document, indent=1) if arguments.json else render(document))

@@ -5,6 +5,7 @@ A document, for --json: traces, each with its caches by capacity; figures are pa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from benchmarks.trace.checkpoints import (
     WorkloadPlacement,
 )
 from benchmarks.trace.core import StoreCache
+from benchmarks.trace.daemon import DaemonCache
 from benchmarks.trace.infinite import InfiniteCache
 from benchmarks.trace.sizes import Sizes
 from benchmarks.trace.trace import U32, Trace, next_uses, seen_before
@@ -36,10 +38,12 @@ GRID = "checkpoints grid"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is compared: capacities are fractions of a trace's working set."""
+    """What is compared: capacities are fractions of a trace's working set; with the address of a
+    daemon, it alone, as large as it is."""
 
     capacities: tuple[Fraction, ...]
     margin_pages: int
+    daemon: str | None = None
 
 
 class Bench:
@@ -98,6 +102,11 @@ class Bench:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Cache by cache, capacity by capacity."""
+        if self.plan.daemon is not None:
+            daemon = DaemonCache(self.trace, self.sizes, self.plan.daemon, self.plan.margin_pages)
+            with contextlib.closing(daemon):
+                yield self.serve_all(daemon)
+            return
         for capacity in self.plan.capacities:
             size = int(capacity * self.working_set_bytes)
             for cache in self.caches(size):

@@ -10,7 +10,7 @@ from benchmarks.engine.report import aligned, share
 from benchmarks.trace.caches import MEANING
 from benchmarks.trace.lab import GRID
 
-WAYS = ("dram read", "dram written", "nvme read", "nvme written")
+WAYS = ("dram read", "dram written", "nvme read", "nvme written", "daemon read")
 
 
 def _points(value: float, best: float | None) -> str:
@@ -36,10 +36,10 @@ def _rows(trace: Mapping[str, Any]) -> Iterator[list[str]]:
     ]
     optimum, grid = _rates(lines, "belady"), _rates(lines, GRID)
     ceiling = trace["infinite"]["hit_rate"]
-    for line in [*sorted(lines, key=lambda one: one["capacity_bytes"]), trace["infinite"]]:
+    for line in [*sorted(lines, key=lambda one: one.get("capacity_bytes", 0)), trace["infinite"]]:
         rate, moved, capacity = line["hit_rate"], line["moved_bytes"], line.get("capacity", "")
         yield [
-            capacity or "endless",
+            capacity or ("its own" if line is not trace["infinite"] else "endless"),
             line["cache"],
             share(rate),
             share(rate / ceiling if ceiling else None),
