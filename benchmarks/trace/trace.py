@@ -199,15 +199,17 @@ def make_trace(
     """A trace of these requests; page numbers are given anew, by first appearance."""
     lengths = np.array([len(path) for path in paths], np.int64)
     pages = np.concatenate([np.zeros(0, np.uint32), *paths])
-    values, first, inverse = np.unique(pages, return_index=True, return_inverse=True)
-    rank = np.empty(len(values), np.uint32)
-    rank[np.argsort(first)] = np.arange(len(values), dtype=np.uint32)
+    first = np.full(int(pages.max(initial=0)) + 1, len(pages))
+    first[pages[::-1]] = np.arange(len(pages))[::-1]  # the earliest is written last
+    asked = np.flatnonzero(first < len(pages))
+    rank = np.zeros(len(first), np.uint32)
+    rank[asked[np.argsort(first[asked])]] = np.arange(len(asked), dtype=np.uint32)
     return Trace(
         name=name,
         page_tokens=page_tokens,
-        pages=rank[inverse].astype(np.uint32),
+        pages=rank[pages],
         starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         usable=np.array(usable, np.uint32),
         seconds=np.array(seconds, np.float64),
-        distinct=len(values),
+        distinct=len(asked),
     )
