@@ -25,6 +25,7 @@ from anchorstore.server.core.policy import Field, Scope, oldest_inner_blocks, ta
 from anchorstore.server.core.pool import Grant, SlotClass
 from anchorstore.server.core.state import Left, State
 from anchorstore.server.core.tier import Tier
+from anchorstore.server.core.types import U32, Bools
 
 THINNED = frozenset({Component.ANCHOR, Component.STATE})
 """Components of which a reader needs only the pages near its boundary."""
@@ -61,9 +62,16 @@ def count_evicted(state: State, tier: Tier, pages: int, left: Left) -> None:
         counters["blocks_demoted" if dram else "blocks_undoubled"] += left.moved
 
 
-def thin(state: State, tier: Tier, scope: Scope, want_bytes: int, before: int) -> int:
+def thin(
+    state: State,
+    tier: Tier,
+    scope: Scope,
+    want_bytes: int,
+    before: int,
+    among: Callable[[U32], Bools] | None = None,
+) -> int:
     """Drops blocks of inner pages from the tier.  Returns the places given up."""
-    rows = oldest_inner_blocks(state, tier, scope, want_bytes, before)
+    rows = oldest_inner_blocks(state, tier, scope, want_bytes, before, among)
     for row in rows.tolist():
         state.leave_block(tier, row)
     state.counters["blocks_thinned" if tier is state.dram else "blocks_thinned_nvme"] += len(rows)
@@ -119,13 +127,16 @@ def evict_step(state: State, limit_blocks: int) -> int:
     """Watermark work in every tier, at most about `limit_blocks` blocks each.
 
     A component above its high watermark is drained, in as many steps as it takes, until it is
-    below its low one.  Returns the places given up.
+    below its low one.  Where there is a slower tier that takes blocks, this waits for what is not
+    there yet; only a writer that needs the room does not.  Returns the places given up.
     """
     return sum(_evict_step(state, tier, limit_blocks) for tier in state.tiers)
 
 
 def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
     gone = 0
+    may_go = state.is_doubled if state.waits_for_nvme(tier) else None
+    among = state.doubled if state.waits_for_nvme(tier) else None
     for component in Component:
         capacity_bytes = tier.pool.capacity_bytes(component)
         used_bytes = tier.pool.used_bytes(component)
@@ -137,9 +148,11 @@ def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
         scope = Scope(Field.COMPONENT, int(component))
         smallest = _smallest_slot(state, tier, component)
         want_bytes = min(over_bytes, (limit_blocks - gone) * smallest)
-        here = evict(state, tier, scope, want_bytes, state.tick + 1) if want_bytes > 0 else 0
+        here, before = 0, state.tick + 1
+        if want_bytes > 0:
+            here = evict(state, tier, scope, want_bytes, before, may_go)
         if not here and want_bytes > 0 and component in THINNED:
-            here = thin(state, tier, scope, want_bytes, state.tick + 1)
+            here = thin(state, tier, scope, want_bytes, before, among)
         gone += here
         if not here or over_bytes <= 0:
             tier.draining.discard(component)

@@ -103,15 +103,20 @@ class PageIndex(Table):
 
     # ---- addressing ----
 
-    def _place(self, namespaces: int | U64, hashes: U64) -> tuple[Positions, U16]:
-        """Home bucket and tag of each key [n].  A tag may be 0, like an empty place: what a tag
-        finds is verified anyway."""
-        mixed = hashes.view(np.uint32).astype(np.uint64) @ self._word_keys
+    def mixed(self, namespaces: int | U64, hashes: U64) -> U64:
+        """64 bits of each key [n] that only who knows the secret can foresee."""
+        mixed: U64 = hashes.view(np.uint32).astype(np.uint64) @ self._word_keys
         if isinstance(namespaces, int):
             start = (namespaces * self._namespace_key + self._offset_key) & MASK_64
             mixed += np.uint64(start)
         else:
             mixed += namespaces * np.uint64(self._namespace_key) + np.uint64(self._offset_key)
+        return mixed
+
+    def _place(self, namespaces: int | U64, hashes: U64) -> tuple[Positions, U16]:
+        """Home bucket and tag of each key [n].  A tag may be 0, like an empty place: what a tag
+        finds is verified anyway."""
+        mixed = self.mixed(namespaces, hashes)
         tag = mixed.view(np.uint16)[2::4]  # bits 32 to 47
         return (mixed >> self._bucket_shift).view(np.intp), tag
 
@@ -309,6 +314,13 @@ class PageIndex(Table):
         child, parent = child[fits], parent[fits]
         self.parent[child] = parent
         return child, parent
+
+    def adopt(self, children: U32, parents: U32) -> None:
+        """Links pages [n], distinct and without a parent, to these rows, where they are their
+        parents; the caller counts children."""
+        fits = (parents != 0) & (self.page[children] == self.page[parents] + np.uint32(1))
+        fits &= self.namespace[children] == self.namespace[parents]
+        self.parent[children[fits]] = parents[fits]
 
     def live_rows(self) -> U32:
         """Rows of all pages, ascending."""

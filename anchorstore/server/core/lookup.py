@@ -4,7 +4,10 @@
 
     question --Plans--> plan --miss--> counted, answered
                           |
-                          hit --> stamps of the path, lease counts of its blocks --> answered
+                          hit, all of it in dram --> stamps of the path, lease counts --> answered
+                          |
+                          hit, some of it in nvme --> promoting.py --> "wait for these tickets"
+                                                      no room, no wish: again, in dram alone
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import numpy as np
 
 from anchorstore.errors import CapacityFull, InvalidRequest, LeaseExpired
 from anchorstore.server.core import requests
-from anchorstore.server.core.planning import Plan, Plans, columns_of_needs
+from anchorstore.server.core.planning import Plan, Plans, Reach, columns_of_needs
+from anchorstore.server.core.promoting import promote
 from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import BlockColumns, LookupResult, Miss, Need
@@ -29,16 +33,23 @@ def lookup(
     needs: Sequence[Need],
     max_lineage: int,
     margin_pages: int,
+    reach: Reach,
     now: float,
 ) -> LookupResult:
-    """The largest boundary that satisfies every need, under a read lease."""
+    """The largest boundary that satisfies every need, under a read lease; or what must be brought
+    to dram first."""
     keys = requests.hash_columns(state.config, hashes)
     requests.check_needs(session, needs)
     if max_lineage < 0 or margin_pages < 0:
         raise InvalidRequest(f"max_lineage {max_lineage}, margin_pages {margin_pages}: below 0")
     if not session.record.enabled:
         return _miss(state, Miss.DISABLED)
-    plan = plans.get(state, session, hashes, keys, needs, max_lineage, margin_pages)
+    plan = plans.get(state, session, hashes, keys, needs, max_lineage, margin_pages, reach)
+    if plan.is_cold:
+        promotion = promote(state, session.record, plan)
+        if promotion is not None:
+            return LookupResult(0, 0, 0, 0, Miss.COLD, [], promotion)
+        plan = plans.get(state, session, hashes, keys, needs, max_lineage, margin_pages, Reach.DRAM)
     if plan.miss is not Miss.HIT:
         return _miss(state, plan.miss)
     return _hold(state, session, plan, now)
@@ -90,7 +101,7 @@ def leased_columns(
         raise InvalidRequest(f"need {need} of {len(lease.blocks)}")
     rows, one = lease.blocks[need], slice(need, need + 1)
     [columns] = columns_of_needs(
-        state, lease.layouts[one], lease.first_pages[one], (rows,), rows.astype(np.intp)
+        lease.layouts[one], lease.first_pages[one], (rows,), state.blocks.place.take(rows)
     )
     return columns, session.kinds[columns.layout]
 

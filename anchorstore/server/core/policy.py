@@ -286,15 +286,21 @@ def _room(state: State, tier: Tier, scope: Scope, page: int) -> tuple[int, bool]
 
 
 def oldest_inner_blocks(
-    state: State, tier: Tier, scope: Scope, want_bytes: int, before: int
+    state: State,
+    tier: Tier,
+    scope: Scope,
+    want_bytes: int,
+    before: int,
+    among: Callable[[U32], Bools] | None = None,
 ) -> U32:
     """Blocks of the scope on pages that others continue, least recently used pages first, until
-    `want_bytes` of slots: idle ones alone."""
+    `want_bytes` of slots: idle ones alone, and of those `among`."""
     index, blocks = state.index, state.blocks
     inner = tier.inner()
     inner &= index.stamp[: len(inner)] < before
     rows = blocks.of_pages(index, np.flatnonzero(inner).astype(np.uint32))
     rows = rows[scope.blocks_in(state, tier, rows) & ~tier.busy(rows)]
+    rows = rows if among is None else rows[among(rows)]
     pages = blocks.page.take(rows)
     rows = rows[np.lexsort((rows, index.stamp.take(pages)))]
     sizes = tier.slot_bytes_of_kind.take(blocks.kind.take(rows))

@@ -27,9 +27,7 @@ another domain it must have no holders (sessions that mapped it) and asks for fr
 old mapping ever shows another tenant's bytes.  Fresh memory also comes where a slot has run out of
 generations: they start anew.
 
-The nvme tier has a pool of its own (`ColdPool`): nobody maps it, so its classes belong to no
-domain; its segments have no header and keep their numbers, because blocks name their place by
-unit (store_config.py).
+The nvme tier has a pool of its own kind (cold_pool.py).
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from typing import Protocol
 import numpy as np
 
 from anchorstore.layout import Component
-from anchorstore.server.core.types import U32, Bools, FormatSegment, Gone, NvmeShape
+from anchorstore.server.core.types import U32, Bools, FormatSegment, Gone
 from anchorstore.tiers.slab import Slab
 from anchorstore.transport.segment import SegmentShape
 
@@ -115,26 +113,6 @@ class Shape(Protocol):
     def first_slot_offset(self) -> int: ...
 
     def offset(self, slot: int) -> int: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BareShape:
-    """Slots side by side, and nothing else.  All in bytes."""
-
-    segment_bytes: int
-    slot_bytes: int
-
-    @property
-    def slots(self) -> int:
-        return self.segment_bytes // self.slot_bytes
-
-    @property
-    def first_slot_offset(self) -> int:
-        return 0
-
-    def offset(self, slot: int) -> int:
-        """Where slot number `slot` starts."""
-        return slot * self.slot_bytes
 
 
 class Pool:
@@ -289,7 +267,7 @@ class Pool:
         """Re-formats an empty segment for another class."""
         assert segment.slab.used == 0 and self.can_pass(segment, slot_class), segment.segment_id
         old = segment.slot_class
-        fresh = old.domain != slot_class.domain or segment.slab.is_worn
+        fresh = self._needs_fresh_memory(segment, slot_class)
         ceiling = 0 if fresh else segment.slab.ceiling()
         holders = set() if fresh else segment.holders  # nobody has mapped fresh memory yet
         self._withdraw_segment(segment)
@@ -297,6 +275,9 @@ class Pool:
             old.patience_slots = 0
         self._format(segment.index, slot_class, ceiling, fresh, holders)
         self.forget_class_if_idle(old)
+
+    def _needs_fresh_memory(self, segment: Segment, slot_class: SlotClass) -> bool:
+        return segment.slot_class.domain != slot_class.domain or segment.slab.is_worn
 
     def _withdraw_segment(self, segment: Segment) -> None:
         """Takes an empty segment out of its class."""
@@ -359,36 +340,3 @@ class Pool:
         """The work that has gathered since the last call, in order."""
         formats, self.formats = self.formats, []
         return formats
-
-
-class ColdPool(Pool):
-    """Segments of the nvme tier.  Their ids are their numbers, from 1 on, for good."""
-
-    def __init__(self, shape: NvmeShape) -> None:
-        super().__init__(shape.segments, shape.segment_bytes, shape.component_share)
-
-    def shape(self, slot_bytes: int) -> Shape:
-        """How slots of this size lie in a segment."""
-        return BareShape(self.segment_bytes, slot_bytes)
-
-    def _new_segment_id(self, index: int) -> int:
-        return index + 1
-
-    def _ask_format(self, segment: Segment, first_generation: int, fresh_memory: bool) -> None:
-        """Nothing to write: a slot says itself what it holds."""
-
-    def back(self, segment_id: int, slots: U32) -> None:
-        """Slots of a segment are in use again: their going need not be told any more."""
-        segment = self.by_id[segment_id]
-        gone = self._gone.get((segment.slot_class.domain, segment_id))
-        if gone is not None:
-            gone[slots] = False
-
-    def adopt(self, segment_id: int, slot_class: SlotClass, slots: U32, generations: U32) -> None:
-        """Makes a segment as a restart finds it: these distinct slots taken, with the even
-        generations that they show; the others go on above them."""
-        ceiling = int(generations.max())
-        self._format(segment_id - 1, slot_class, ceiling, fresh_memory=False, holders=set())
-        segment = self.by_id[segment_id]
-        segment.slab.adopt(slots, generations)
-        self._count_used(segment, len(slots))

@@ -48,6 +48,7 @@ class Kind:
     block_bytes: int
     first_slot_offset: int
     slot_class: SlotClass
+    layout: Layout
     cold_class: SlotClass | None = None
     sessions: int = 0
     blocks: int = 0
@@ -285,22 +286,23 @@ class Registry:
         found = []
         for layout in layouts:
             key = (domain, layout.component, layout.digest(), layout.shard())
-            kind = self.kinds.get(key) or self.new_kind(key, layout.block_bytes())
+            kind = self.kinds.get(key) or self.new_kind(domain, layout)
             assert kind.block_bytes == layout.block_bytes(), "one layout digest, two block sizes"
             kind.sessions += 1
             found.append(kind)
         return tuple(found)
 
-    def new_kind(self, key: tuple[str, Component, bytes, int], block_bytes: int) -> Kind:
+    def new_kind(self, domain: str, layout: Layout) -> Kind:
         """The record of a kind that has none."""
-        domain, component, _, _ = key
+        component, block_bytes = layout.component, layout.block_bytes()
+        key = (domain, component, layout.digest(), layout.shard())
         slot_class = self.pool.class_of(domain, component, slot_bytes_of(block_bytes))
         first = self.pool.shape(slot_class.slot_bytes).first_slot_offset
-        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class)
+        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class, layout)
         for tier in self.tiers[1:]:
             size = cold_slot_bytes_of(block_bytes)
             if tier.pool.shape(size).slots:
-                kind.cold_class = tier.pool.class_of("", component, size)
+                kind.cold_class = tier.pool.class_of(domain, component, size)
         self.kinds[key] = self.by_kind_id[kind.kind_id] = kind
         self.component_of_kind[kind.kind_id] = int(component)
         for tier in self.tiers:

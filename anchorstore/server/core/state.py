@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,11 @@ import numpy as np
 from anchorstore.server.core.blocks import Blocks
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.leases import Deadlines, Leases
+from anchorstore.server.core.moving import Movement
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Reservation, Session
 from anchorstore.server.core.tier import DramTier, NvmeTier, Tier
-from anchorstore.server.core.types import U8, U32, Positions, StoreConfig
+from anchorstore.server.core.types import U8, U32, Bools, Positions, StoreConfig
 
 EVENTS_KEPT = 256
 PAGES_EXPECTED_MAX = 2**20
@@ -95,6 +96,7 @@ class State:
         self.reservation_by_id: dict[int, Reservation] = {}
         self.reserved_pages = 0  # of all of them
         self.tickets: dict[int, Ticket] = {}
+        self.movement = Movement(shape.queue_blocks if shape else 1)
         self.detached: dict[int, NamespaceRecord] = {}  # block row -> who pays for it
         self.counters: collections.Counter[str] = collections.Counter()
         self.tick = 1
@@ -105,6 +107,21 @@ class State:
     def pool(self) -> Pool:
         """The pool of dram."""
         return self.dram.pool
+
+    def waits_for_nvme(self, tier: Tier) -> bool:
+        """Whether what leaves the tier in the background should be in nvme first."""
+        moving = self.movement
+        return bool(self.nvme) and tier is self.dram and not (moving.is_paused or moving.is_refused)
+
+    def doubled(self, blocks: U32) -> Bools:
+        """Which blocks are in nvme, or could not be."""
+        assert self.nvme is not None
+        fits = self.nvme.class_of_kind.take(self.blocks.kind.take(blocks)) != 0
+        return np.asarray(self.nvme.holds(blocks) | ~fits)
+
+    def is_doubled(self, page: int) -> bool:
+        """Whether all blocks of a page are."""
+        return bool(self.doubled(self.blocks.of_pages(self.index, np.array([page]))).all())
 
     def expect(self, kinds: Sequence[Kind]) -> int:
         """Makes the tables, while they are nearly empty, as long as the pool can fill them with
@@ -246,6 +263,27 @@ class State:
     def enter(self, tier: Tier, pages: U32) -> None:
         """These pages [n], distinct, are in the tier from now on: their parents have one more."""
         self._count_children(tier, self.index.parent.take(pages))
+
+    def place(self, tier: Tier, blocks: U32, set_places: Callable[[], None]) -> None:
+        """Blocks that their pages have already, distinct, get a place in the tier, which
+        `set_places` writes down."""
+        if not len(blocks):
+            return
+        pages = np.unique(self.blocks.page.take(blocks))
+        new = ~tier.within(pages)
+        set_places()
+        self.blocks.version += 1
+        for owner, mine in self.by_owner(blocks):
+            tier.charge(owner, tier.bytes_of(mine))
+        self.enter(tier, pages[new])
+        for page in pages[tier.children.take(pages) == 0].tolist():
+            tier.queues.announce(self, page)
+
+    def by_owner(self, blocks: U32) -> Iterator[tuple[NamespaceRecord, U32]]:
+        """Attached blocks, namespace by namespace."""
+        owners = self.index.namespace.take(self.blocks.page.take(blocks))
+        for namespace_id in np.unique(owners).tolist():
+            yield self.registry.by_namespace_id[namespace_id], blocks[owners == namespace_id]
 
     def _count_children(self, tier: Tier, parents: U32) -> None:
         """One more child in the tier for each page named (0 for none); pages that are in it only

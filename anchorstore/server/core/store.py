@@ -15,14 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import Layout
-from anchorstore.server.core import audit, evicting, reports, reserving, sealing
+from anchorstore.server.core import (
+    audit,
+    demoting,
+    evicting,
+    promoting,
+    reports,
+    reserving,
+    restoring,
+    sealing,
+)
 from anchorstore.server.core import lookup as reading
 from anchorstore.server.core.audit import BlockTable
 from anchorstore.server.core.check import violations
-from anchorstore.server.core.planning import Plans
+from anchorstore.server.core.planning import Plans, Reach
+from anchorstore.server.core.restoring import Entries
 from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import (
@@ -43,6 +55,7 @@ from anchorstore.server.core.types import (
     StoreConfig,
     StoreStatus,
 )
+from anchorstore.server.core.work import DemoteWork, Restored
 
 
 class Store:
@@ -187,12 +200,22 @@ class Store:
         max_lineage: int,
         margin_pages: int,
         now: float,
+        reach: Reach = Reach.ALL,
     ) -> LookupResult:
-        """The largest boundary that satisfies every need, under a read lease."""
+        """The largest boundary that satisfies every need, under a read lease.
+
+        Where blocks for it are in nvme alone, and `reach` is ALL, the result is no answer yet but
+        a `promotion`: the shell carries its work out, waits for all its tickets, and asks again.
+        """
         session = self._session(session_id, now)
         return reading.lookup(
-            self._state, self._plans, session, hashes, needs, max_lineage, margin_pages, now
+            self._state, self._plans, session, hashes, needs, max_lineage, margin_pages, reach, now
         )
+
+    def finish_promote(self, ticket: int, ok: Bools, lost: Bools, now: float) -> Bools:
+        """Ends a PromoteWork: `ok` [n] were read and proven, `lost` are there no more (the others
+        were not tried, or too late, and stay).  Returns which can be read in dram now."""
+        return promoting.finish_promote(self._state, ticket, ok, lost)
 
     def renew(self, session_id: bytes, lease_ids: Sequence[int], now: float) -> list[int]:
         """Extends leases; returns those that had ended."""
@@ -228,6 +251,41 @@ class Store:
     def touch(self, session_id: bytes, hashes: bytes, now: float) -> None:
         """Pages [32 n bytes] that were read without a lookup, for the eviction's order."""
         reading.touch(self._state, self._session(session_id, now), hashes)
+
+    # ---- nvme ----
+
+    def restore(
+        self,
+        namespaces: Sequence[tuple[Namespace, int]],
+        layouts: Sequence[Layout],
+        entries: Entries,
+    ) -> Restored:
+        """Takes over what the journals name, before the first session; see restoring.py."""
+        return restoring.restore(self._state, namespaces, layouts, entries)
+
+    @property
+    def blocks_to_demote(self) -> int:
+        """Sealed blocks that wait to be written to nvme."""
+        return len(self._state.movement.waiting)
+
+    def begin_demote(self, limit_blocks: int, now: float) -> DemoteWork | None:
+        """What to write to nvme next, at most so many blocks: what was sealed lately, then what
+        dram would give up next.  The shell writes, then calls finish_demote with the ticket."""
+        return demoting.begin_demote(self._state, limit_blocks)
+
+    def finish_demote(self, ticket: int, ok: Bools, now: float) -> Bools:
+        """Ends a DemoteWork; returns which blocks [n] have a place in nvme now, for the journal.
+        Ask take_cold_gone first."""
+        return demoting.finish_demote(self._state, ticket, ok)
+
+    def pause_demotion(self, paused: bool) -> None:
+        """While nvme cannot be written: nothing waits for it."""
+        self._state.movement.is_paused = paused
+
+    def take_cold_gone(self) -> U32:
+        """Units whose blocks have gone since the last call, for the journal."""
+        nvme = self._state.nvme
+        return np.zeros(0, np.uint32) if nvme is None else nvme.cold_pool.take_gone_units()
 
     # ---- time and pressure ----
 

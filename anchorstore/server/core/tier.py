@@ -21,12 +21,13 @@ import numpy as np
 
 from anchorstore.layout import Component
 from anchorstore.server.core.blocks import Blocks
+from anchorstore.server.core.cold_pool import ColdPool
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.policy import LeafQueues
-from anchorstore.server.core.pool import ColdPool, Pool, SlotClass
+from anchorstore.server.core.pool import Pool, SlotClass
 from anchorstore.server.core.sessions import KINDS_MAX, Kind, NamespaceRecord
 from anchorstore.server.core.store_config import UNIT_BYTES, NvmeShape, StoreConfig
-from anchorstore.server.core.types import U32, U64, Bools
+from anchorstore.server.core.types import U32, U64, Bools, Positions
 
 
 class Tier(abc.ABC):
@@ -275,6 +276,21 @@ class NvmeTier(Tier):
         inside = self.blocks.cold.take(blocks) % np.uint32(self.shape.segment_units)
         sizes = self.slot_bytes_of_kind.take(self.blocks.kind.take(blocks))
         return inside // (sizes // np.uint64(UNIT_BYTES)).astype(np.uint32)
+
+    def units_of(self, blocks: Positions, segment_ids: U32, slots: U32) -> U32:
+        """Units of slots [n] that blocks [n] of the class are to get."""
+        sizes = self.slot_bytes_of_kind.take(self.blocks.kind.take(blocks))
+        steps = (sizes // np.uint64(UNIT_BYTES)).astype(np.uint32)
+        return segment_ids * np.uint32(self.shape.segment_units) + slots * steps
+
+    def generations_of(self, blocks: U32) -> U32:
+        """What the slots of blocks that have a place here show."""
+        segment_ids, slots = self.segments_of(blocks), self.slots_of(blocks)
+        found = np.zeros(len(blocks), np.uint32)
+        for segment_id in np.unique(segment_ids).tolist():
+            mine = segment_ids == segment_id
+            found[mine] = self.pool.by_id[segment_id].slab.generations_of(slots[mine])
+        return found
 
     def clear(self, blocks: U32) -> None:
         self.blocks.cold[blocks] = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from anchorstore.server.core.store_config import ANY_LINEAGE as ANY_LINEAGE
 from anchorstore.server.core.store_config import NvmeShape as NvmeShape
 from anchorstore.server.core.store_config import StoreConfig as StoreConfig
 from anchorstore.transport.segment import Places
+
+if TYPE_CHECKING:
+    from anchorstore.server.core.work import Promotion
 
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
@@ -34,7 +37,8 @@ DEEPEST_LINEAGE = 254
 
 
 class Miss(enum.IntEnum):
-    """Why a lookup found no boundary.  Numbers of the schema's MissReason."""
+    """Why a lookup found no boundary.  Numbers of the schema's MissReason.  COLD: there would be
+    one, but its blocks are in nvme and were not brought in."""
 
     HIT = 0
     NOT_STORED = 1
@@ -42,6 +46,7 @@ class Miss(enum.IntEnum):
     LINEAGE = 3
     MARGIN = 4
     DISABLED = 5
+    COLD = 6
 
 
 class Verdict(enum.IntEnum):
@@ -207,7 +212,8 @@ class BlockColumns:
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookupResult:
     """Answer of a lookup: a miss has boundary 0, lease 0 and no columns; a hit one column set a
-    need.  `lineage` is the deepest among the leased blocks."""
+    need.  `lineage` is the deepest among the leased blocks.  Where `promotion` is set, this is no
+    answer yet: blocks must come from nvme first."""
 
     boundary_pages: int
     resume_pages: int
@@ -215,6 +221,7 @@ class LookupResult:
     lineage: int
     miss: Miss
     columns: list[BlockColumns]
+    promotion: Promotion | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -229,8 +236,21 @@ class ComponentStatus:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TierStatus:
+    """One tier."""
+
+    name: str
+    capacity_bytes: int
+    used_bytes: int
+    segments: int
+    segments_free: int
+    components: list[ComponentStatus]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class NamespaceStatus:
-    """One namespace, for operators.  `bytes` counts slots, sealed and reserved."""
+    """One namespace, for operators.  `bytes` counts slots in dram, sealed and reserved,
+    `cold_bytes` those in nvme."""
 
     domain: str
     model: str
@@ -241,11 +261,14 @@ class NamespaceStatus:
     max_lineage: int
     enabled: bool
     sessions: int
+    cold_bytes: int = 0
+    cold_quota_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """The whole store, for operators and metrics."""
+    """The whole store, for operators and metrics.  `tiers` are dram and, where there is one, nvme;
+    what is said beside them of bytes, segments and components is dram's."""
 
     sessions: int
     leases: int
@@ -261,11 +284,16 @@ class StoreStatus:
     components: list[ComponentStatus]
     namespaces: list[NamespaceStatus]
     counters: dict[str, int]
+    tiers: list[TierStatus]
+    demotes_in_flight: int = 0
+    promotes_in_flight: int = 0
+    blocks_to_demote: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockStatus:
-    """One sealed block, for operators."""
+    """One sealed block, for operators.  `bytes` are those of its slot in the fastest of its
+    `tiers`."""
 
     component: Component
     layout_digest: bytes
@@ -273,6 +301,7 @@ class BlockStatus:
     lineage: int
     leases: int
     bytes: int
+    tiers: tuple[str, ...] = ("dram",)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
