@@ -44,7 +44,12 @@ LANES = (
     Lane("install", ("install",), 4, "the wheel alone, with newest and oldest requirements"),
     Lane("unit", ("unit", "regressions"), 6, "one module at a time, no process, no socket"),
     Lane("model", ("model",), 8, "random operations against plain-dict models, fuzzing"),
-    Lane("integration", ("integration", "contract", "attacks"), 8, "a real daemon, killed clients"),
+    Lane(
+        "integration",
+        ("integration", "contract", "attacks", "gpu"),
+        8,
+        "a real daemon, killed clients, tiers",
+    ),
     Lane("adapter", ("adapter",), 9, "replay against prefill, quality gates of the trained models"),
     Lane("e2e", ("e2e",), 10, "command line, demo and benchmark as a user runs them"),
 )

@@ -30,80 +30,19 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from anchorstore.errors import ConfigError, Forbidden, InvalidRequest
 from anchorstore.tiers.base import FormatAction, MemoryOf, Moved, Moves
+from anchorstore.tiers.device_slab import EngineSlab, OwnSlab, Slab
 from anchorstore.tiers.dram import SealedMemory, Warn
 from anchorstore.tiers.lanes import Lane
 from anchorstore.transport import segment as segments_format
 from anchorstore.transport.cuda import CudaDevice, CudaError, DeviceLost, DeviceStuck
-from anchorstore.transport.device_memory import OpenSlab, SlabExport
+from anchorstore.transport.device_memory import SlabExport
 from anchorstore.units import MIB, format_bytes
-
-SLAB_ALIGN_BYTES = 2 * MIB
-"""Smaller allocations share a block of the driver's, which a handle would open as a whole."""
-
-
-class Slab(Protocol):
-    """Device memory that holds a tier's segments."""
-
-    @property
-    def device(self) -> CudaDevice: ...
-    @property
-    def address(self) -> int:
-        """In this process."""
-
-    @property
-    def size_bytes(self) -> int: ...
-    def export(self) -> SlabExport:
-        """With which other processes open it."""
-
-    def close(self) -> None:
-        """Lets go of it; CudaError where the device is gone."""
-
-
-class OwnSlab:
-    """Memory that this process takes from the device, whole blocks of SLAB_ALIGN_BYTES.
-
-    OutOfDeviceMemory, or another CudaError, where it cannot be had or exported.
-    """
-
-    def __init__(self, device: CudaDevice, size_bytes: int) -> None:
-        self.device, self.size_bytes = device, size_bytes
-        self._is_shared = False
-        self.address = device.allocate(-(-size_bytes // SLAB_ALIGN_BYTES) * SLAB_ALIGN_BYTES)
-        try:
-            handle = device.export_handle(self.address)
-        except CudaError:
-            device.free(self.address)
-            raise
-        self._export = SlabExport(device.bus_id, handle, 0, size_bytes)
-
-    def export(self) -> SlabExport:
-        """See Slab."""
-        self._is_shared = True
-        return self._export
-
-    def close(self) -> None:
-        """See Slab.  What others may have open goes with the process: freeing it is undefined."""
-        if not self._is_shared:
-            self.device.free(self.address)
-
-
-class EngineSlab(OpenSlab):
-    """Memory that an engine owns: opened here, and passed on with the engine's own handle."""
-
-    def __init__(self, device: CudaDevice, export: SlabExport) -> None:
-        super().__init__(device, export)
-        self._export = export
-
-    def export(self) -> SlabExport:
-        """See Slab."""
-        return self._export
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from anchorstore.testing.fake_cuda import FakeCuda, FakeGpu
-from anchorstore.tiers.hbm import EngineSlab, HbmOptions, HbmTier, OwnSlab, Slab
+from anchorstore.tiers.device_slab import EngineSlab, OwnSlab, Slab
+from anchorstore.tiers.hbm import HbmOptions, HbmTier
 from anchorstore.transport.cuda import CudaDevice
 from anchorstore.transport.cuda_driver import DriverDevice
 from anchorstore.transport.device_memory import OpenSlab

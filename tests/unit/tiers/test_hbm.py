@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from anchorstore.errors import ConfigError, Forbidden, InvalidRequest
 from anchorstore.testing.fake_cuda import FakeCuda, FakeGpu
 from anchorstore.tiers.base import Moves
-from anchorstore.tiers.hbm import HbmOptions, HbmTier, OwnSlab, daemon_tier, engine_tier
+from anchorstore.tiers.device_slab import OwnSlab
+from anchorstore.tiers.hbm import HbmOptions, HbmTier, daemon_tier, engine_tier
 from anchorstore.tiers.lanes import loads
 from anchorstore.transport import cuda
 from anchorstore.transport.segment import SegmentShape, SegmentView
