@@ -2,10 +2,11 @@
 
 ::
 
-    sealed --note--> [ rows, generations | rows, generations | ... ] --take--> a ticket
+    sealed --note--> [ rows, places | rows, places | ... ] --take--> a ticket
                       bounded: what comes when it is full is passed over, and counted
 
-A block waits by row and generation, so that a row that serves another block by now is known.
+A block waits by row and place (segment, slot, generation: used once in a boot), so that a row that
+serves another block by now is known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from anchorstore.server.core.blocks import Blocks
 from anchorstore.server.core.sessions import NamespaceRecord
 from anchorstore.server.core.types import U32, Positions
+from anchorstore.transport.segment import Places
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,7 +56,7 @@ class WaitingBlocks:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._parts: collections.deque[tuple[U32, U32]] = collections.deque()
+        self._parts: collections.deque[tuple[U32, Places]] = collections.deque()
         self._blocks = 0
 
     def __len__(self) -> int:
@@ -65,7 +67,7 @@ class WaitingBlocks:
         room = self.limit - self._blocks
         taken = rows[: max(0, room)]
         if len(taken):
-            self._parts.append((taken, table.generation[taken]))
+            self._parts.append((taken, table.place.take(taken)))
             self._blocks += len(taken)
         return len(rows) - len(taken)
 
@@ -74,13 +76,12 @@ class WaitingBlocks:
         found = [np.zeros(0, np.uint32)]
         missing = count
         while missing and self._parts:
-            rows, generations = self._parts.popleft()
+            rows, places = self._parts.popleft()
             if len(rows) > missing:
-                self._parts.appendleft((rows[missing:], generations[missing:]))
-                rows, generations = rows[:missing], generations[:missing]
+                self._parts.appendleft((rows[missing:], places[missing:]))
+                rows, places = rows[:missing], places[:missing]
             self._blocks -= len(rows)
-            places = table.place.take(rows)
-            stand = (places["generation"] == generations) & (places["segment"] != 0)
+            stand = table.place.take(rows) == places
             stand &= (table.page.take(rows) != 0) & (table.cold.take(rows) == 0)
             found.append(rows[stand])
             missing -= len(found[-1])
