@@ -155,7 +155,7 @@ class Replay:
         self._events.clear()
         last = _last_of_each(events["unit"])
         kept = last[~gone[last]]
-        entries = events[kept]
+        entries = np.take(events, kept)  # five times as fast as events[kept]
         entries, order = _possible(found, entries, kept, segment_bytes, units)
         entries, order = _same_class(found, entries, order, segment_bytes)
         _assert_apart(found, entries)
@@ -183,7 +183,10 @@ def _keep(
     found: Recovered, reason: str, entries: Entries, order: Positions, keep: npt.NDArray[np.bool_]
 ) -> tuple[Entries, Positions]:
     found.drop(reason, len(keep) - int(keep.sum()))
-    return (entries, order) if keep.all() else (entries[keep], order[keep])
+    if keep.all():
+        return entries, order
+    kept = np.flatnonzero(keep)
+    return np.take(entries, kept), order[kept]
 
 
 def _possible(
@@ -209,11 +212,13 @@ def _same_class(
     component_of = np.array([int(kind.component) for kind in found.kinds], np.int64)
     class_of = component_of[entries["kind"]] << 32 | _slot_units(found, entries)
     segment = entries["unit"].astype(np.int64) // (segment_bytes // UNIT_BYTES)
-    by_age = np.argsort(order, kind="stable")
-    newest = by_age[_last_of_each(segment[by_age])]
-    class_of_segment = np.zeros(int(segment.max()) + 1, np.int64)
-    class_of_segment[segment[newest]] = class_of[newest]
-    return _keep(found, "outdated", entries, order, class_of == class_of_segment[segment])
+    starts = np.flatnonzero(np.diff(segment, prepend=-1))  # entries come by unit
+    lowest, highest = np.minimum.reduceat(class_of, starts), np.maximum.reduceat(class_of, starts)
+    wanted = np.repeat(lowest, np.diff(starts, append=len(segment)))
+    for start in starts[lowest != highest].tolist():
+        stop = int(np.searchsorted(segment, segment[start], "right"))
+        wanted[start:stop] = class_of[start + int(np.argmax(order[start:stop]))]
+    return _keep(found, "outdated", entries, order, class_of == wanted)
 
 
 def _assert_apart(found: Recovered, entries: Entries) -> None:
@@ -226,23 +231,23 @@ def _assert_apart(found: Recovered, entries: Entries) -> None:
 
 def once(found: Recovered, entries: Entries, order: Positions) -> Entries:
     """Each block (namespace, kind, path hash) once: the newest."""
-    by_age = np.argsort(order, kind="stable")
-    aged = entries[by_age]
-    mixed = aged["path_hash"][:, 0] ^ (
-        aged["namespace"].astype(np.uint64) << np.uint64(32) ^ aged["kind"].astype(np.uint64)
+    mixed = entries["path_hash"][:, 0] ^ (
+        entries["namespace"].astype(np.uint64) << np.uint64(32) ^ entries["kind"].astype(np.uint64)
     )
     by_key = np.argsort(mixed, kind="stable")
+    ordered = mixed[by_key]
     same = np.zeros(len(by_key), np.bool_)
-    same[1:] = mixed[by_key][1:] == mixed[by_key][:-1]
+    same[1:] = ordered[1:] == ordered[:-1]
     if not same.any():
         return entries
     same[:-1] |= same[1:]  # every member of a group of two and more
-    group = np.sort(by_key[same])  # oldest first
+    group = by_key[same]
+    group = group[np.argsort(-order[group], kind="stable")]  # newest first
     keys = np.zeros(len(group), [("hash", "V32"), ("namespace", "<u4"), ("kind", "<u2")])
-    keys["hash"] = np.ascontiguousarray(aged["path_hash"][group]).view("V32")[:, 0]
-    keys["namespace"], keys["kind"] = aged["namespace"][group], aged["kind"][group]
-    _, first = np.unique(np.ascontiguousarray(keys[::-1]).view("V38"), return_index=True)
+    keys["hash"] = np.ascontiguousarray(entries["path_hash"][group]).view("V32")[:, 0]
+    keys["namespace"], keys["kind"] = entries["namespace"][group], entries["kind"][group]
+    _, first = np.unique(keys.view("V38"), return_index=True)
     keep = np.ones(len(entries), np.bool_)
-    keep[by_age[group]] = False
-    keep[by_age[group[len(group) - 1 - first]]] = True
+    keep[group] = False
+    keep[group[first]] = True
     return _keep(found, "doubled", entries, order, keep)[0]
