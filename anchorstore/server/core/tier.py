@@ -115,9 +115,10 @@ class Tier(abc.ABC):
         kinds = self.blocks.kind.take(blocks)
         return int(self.slot_bytes_of_kind.take(kinds).sum())
 
-    @abc.abstractmethod
     def withdraw(self, blocks: U32) -> None:
-        """These blocks are out of the index; who holds a lease goes on for a while."""
+        """These blocks are gone for others, while who holds a lease goes on for a while."""
+        if len(blocks):
+            self.pool.withdraw(self.segments_of(blocks), self.slots_of(blocks))
 
     def vacate(self, blocks: U32, record: NamespaceRecord) -> None:
         """Gives up the places of blocks that have one here and are not busy."""
@@ -213,10 +214,6 @@ class DramTier(Tier):
         self.blocks.segment[blocks] = 0
         self.blocks.version += 1
 
-    def withdraw(self, blocks: U32) -> None:
-        if len(blocks):
-            self.pool.withdraw(self.segments_of(blocks), self.slots_of(blocks))
-
     def charge(self, record: NamespaceRecord, size: int) -> None:
         record.used_bytes += size
 
@@ -295,9 +292,6 @@ class NvmeTier(Tier):
     def clear(self, blocks: U32) -> None:
         self.blocks.cold[blocks] = 0
         self.blocks.version += 1
-
-    def withdraw(self, blocks: U32) -> None:
-        """Nobody else knows of them."""
 
     def charge(self, record: NamespaceRecord, size: int) -> None:
         record.cold_bytes += size
