@@ -56,7 +56,7 @@ class SglangTree:
             tree_core_backend=core,
         )
         self.cache = UnifiedRadixCache(params)
-        self.core = type(self.cache.tree_core).__name__
+        self.is_rust = "Rust" in type(self.cache.tree_core).__name__
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], priority: int) -> None:
         """Stores a path; `pages` has one number a full page of `tokens`."""

@@ -26,7 +26,9 @@ COLUMNS = (
 class Twin:
     """Pages by path hash.  A use that counts is an insert, as in SGLang's tree."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, *, refresh_rest: bool = True) -> None:
+        """`refresh_rest` False leaves out what runs.py is for."""
+        self.refresh_rest = refresh_rest
         self.index = PageIndex(b"twin", COLUMNS)
         self.runs = Runs(self.index)
         self.order = LeafOrder(POLICIES[policy](), self.index, self, scan_leaves=16)
@@ -48,7 +50,7 @@ class Twin:
     def _use(self, path: U32) -> None:
         """Stamps a path, and before it the rest of the run that it ends in."""
         rest = self.runs.cut(int(path[-1])) if len(path) else path
-        for rows in (rest, path):
+        for rows in (rest if self.refresh_rest else path[:0], path):
             ticks = np.arange(self.tick + 1, self.tick + 1 + len(rows), dtype=np.uint64)
             self.index.stamp[rows] = ticks
             self.tick += len(rows)
