@@ -109,6 +109,29 @@ class Driver:
         self.call("cuDeviceGetCount", ctypes.byref(found))
         return found.value
 
+    def device(self, ordinal: int) -> int:
+        """Handle of a device; CudaUnavailable where this process does not see it."""
+        if not 0 <= ordinal < self.devices:
+            raise cuda.CudaUnavailable(
+                f"cuda:{ordinal}", 0, f"this process sees {self.devices} devices"
+            )
+        found = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(found), ordinal)
+        return found.value
+
+    def bus_id(self, ordinal: int) -> str:
+        """Where a device is; needs no context on it."""
+        text = ctypes.create_string_buffer(_BUS_ID_BYTES)
+        self.call("cuDeviceGetPCIBusId", text, _BUS_ID_BYTES, self.device(ordinal))
+        return text.value.decode()
+
+    def ordinal_at(self, bus_id: str) -> int:
+        """The device that another process means; CudaUnavailable where this one sees none there."""
+        for ordinal in range(self.devices):
+            if self.bus_id(ordinal) == bus_id:
+                return ordinal
+        raise cuda.CudaUnavailable(bus_id, 0, "this process sees no device there")
+
 
 def device_count(library: str = LIBRARY) -> int:
     """Devices that this process sees; 0 without a driver."""
@@ -128,16 +151,8 @@ class DriverDevice:
     def __init__(self, ordinal: int, library: str = LIBRARY) -> None:
         self.driver = Driver(library)
         self._ordinal = ordinal
-        device = ctypes.c_int()
-        if not 0 <= ordinal < self.driver.devices:
-            raise cuda.CudaUnavailable(
-                f"cuda:{ordinal}", 0, f"this process sees {self.driver.devices} devices"
-            )
-        self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
-        self._device = device.value
-        text = ctypes.create_string_buffer(_BUS_ID_BYTES)
-        self.driver.call("cuDeviceGetPCIBusId", text, _BUS_ID_BYTES, self._device)
-        self._bus_id = text.value.decode()
+        self._device = self.driver.device(ordinal)
+        self._bus_id = self.driver.bus_id(ordinal)
         context = ctypes.c_void_p()
         self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self._context = context

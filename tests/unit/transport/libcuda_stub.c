@@ -52,8 +52,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device) {
-  if (device != 41 || size < 13) return BAD_VALUE;
-  strcpy(text, "0000:3B:00.0");
+  if (device < 40 || device > 41 || size < 13) return BAD_VALUE;
+  strcpy(text, device == 40 ? "0000:02:00.0" : "0000:3B:00.0");
   return OK;
 }
 

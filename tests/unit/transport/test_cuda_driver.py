@@ -85,6 +85,13 @@ def test_device_says_what_and_where_it_is(device: DriverDevice, library: str) ->
     assert device.free_bytes() == 1 << 26
 
 
+def test_device_of_another_process_is_known_by_its_place_on_the_bus(library: str) -> None:
+    driver = Driver(library)
+    assert [driver.ordinal_at(place) for place in ("0000:3B:00.0", "0000:02:00.0")] == [1, 0]
+    with pytest.raises(cuda.CudaUnavailable, match=r"0000:41:00\.0: .* sees no device there"):
+        driver.ordinal_at("0000:41:00.0")
+
+
 def test_memory_is_taken_measured_and_given_back(device: DriverDevice) -> None:
     address = device.allocate(100_000)
     assert address > 2**32, "addresses keep their upper half"
