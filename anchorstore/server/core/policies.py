@@ -26,7 +26,7 @@ happens to other pages: a scan fixes what it is measured by (`fixed`), and the o
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,15 +50,13 @@ class Moment(NamedTuple):
     seconds: float = 0.0
 
 
-class Pages(Protocol):
-    """The page table: has the columns that a policy names as attributes, indexed by page row.
+Pages: TypeAlias = Any
+"""The page table: has the columns that a policy names as attributes, indexed by page row.
 
-    stamp (tick of the last use), uses, created (tick at which the page came), sealed_second (second
-    at which it came), priority, page (its number in the prefix), bytes (of its slots),
-    segment_pages (`PrivatePages`).
-    """
-
-    def __getattr__(self, name: str) -> Any: ...
+stamp (tick of the last use), uses, created (tick at which the page came), sealed_second (second at
+which it came), priority, page (its number in the prefix), bytes (of its slots), segment_pages
+(`PrivatePages`).
+"""
 
 
 def classed(group: Any, stamp: Any) -> U64:

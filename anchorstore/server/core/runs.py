@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from anchorstore.server.core.policies import Pages
 from anchorstore.server.core.types import U32
 
 
@@ -26,7 +27,7 @@ class Runs:
     last.  It may be replaced by a longer one, as growing tables do.
     """
 
-    def __init__(self, table: HasOnward) -> None:
+    def __init__(self, table: Pages) -> None:
         self._table = table
 
     def grow(self, rows: U32) -> None:
@@ -53,9 +54,3 @@ class Runs:
         assert not onward[page], f"runs: page {page} goes before the rest of its run"
         if onward[parent] == page:
             onward[parent] = 0
-
-
-class HasOnward:
-    """A table with that column."""
-
-    onward: U32
