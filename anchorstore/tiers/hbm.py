@@ -194,6 +194,12 @@ class HbmTier:
             raise Forbidden(f"hbm: cuda:{self._slab.device.ordinal} is another domain's")
         return self._slab.export()
 
+    @property
+    def device_name(self) -> str:
+        """For people, e.g. "cuda:0 at 0000:3B:00.0"."""
+        device = self._slab.device
+        return f"cuda:{device.ordinal} at {device.bus_id}"
+
     # ---- moves ----
 
     @property
