@@ -23,8 +23,14 @@ COLUMNS = (
 )
 
 
+def _columns(packed: bytes) -> U64:
+    return np.frombuffer(packed, np.uint64).reshape(-1, 4)
+
+
 class Twin:
     """Pages by path hash.  A use that counts is an insert, as in SGLang's tree."""
+
+    in_order = True
 
     def __init__(self, policy: str, *, refresh_rest: bool = True) -> None:
         """`refresh_rest` False leaves out what runs.py is for."""
@@ -59,9 +65,14 @@ class Twin:
         path = self.index.find(NAMESPACE, hashes)
         return path[: np.count_nonzero(path)]
 
-    def insert(self, hashes: U64, priority: int) -> None:
-        """Stores a path [n, 4]; what is there already is used."""
-        index = self.index
+    @property
+    def pages(self) -> int:
+        """How many are held."""
+        return len(self.index)
+
+    def insert(self, packed: bytes, priority: int) -> None:
+        """Stores a path of n path hashes [32 n]; what is there already is used."""
+        index, hashes = self.index, _columns(packed)
         path = self._known(hashes)
         self._use(path)
         known = len(path)
@@ -80,15 +91,19 @@ class Twin:
         index.uses[whole] += np.uint16(1)
         index.priority[whole] = np.maximum(index.priority[whole], priority)
 
-    def match(self, hashes: U64) -> U32:
-        """Uses the longest stored prefix; its pages."""
-        path = self._known(hashes)
+    def match(self, packed: bytes) -> int:
+        """Uses the longest stored prefix; how many pages that is."""
+        path = self._known(_columns(packed))
         self._use(path)
-        return path
+        return len(path)
 
-    def lock(self, path: U32) -> None:
+    def lock(self, packed: bytes) -> U32:
+        """The same, and protects it until `unlock` gets what this returns."""
+        path = self._known(_columns(packed))
+        self._use(path)
         for page in path.tolist():
             self.leases[page] = self.leases.get(page, 0) + 1
+        return path
 
     def unlock(self, path: U32) -> None:
         for page in path.tolist():
