@@ -120,10 +120,10 @@ class _Cache:
                     continue
                 self.resident[page] = False
                 self.used_bytes -= int(self.bytes[page])
-                parent = int(self.parent[page])
-                self.children[parent] -= np.uint32(1)
-                if parent and not self.children[parent]:
-                    self.order.announce(parent)
+                if parent := int(self.parent[page]):
+                    self.children[parent] -= np.uint32(1)
+                    if not self.children[parent]:
+                        self.order.announce(parent)
                 if self.used_bytes <= capacity_bytes:
                     return
 

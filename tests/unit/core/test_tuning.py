@@ -7,6 +7,8 @@ recent ones do.  Method: windows of a few dozen requests, made so that one answe
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from anchorstore.server.core.policies import Lru
@@ -57,9 +59,9 @@ def test_bootstrap_numbers_pages_by_their_hash() -> None:
 def test_work_saved_counts_what_the_cache_would_have_spared() -> None:
     """Two pages fit: 0 1 is there the second time, gone after 2 3, and its end goes first."""
     paths = [[0, 1], [0, 1], [2, 3], [0, 1]]
-    assert work_saved(Lru(), window(paths), 2 * PAGE_BYTES, 1e9) == 2.0
-    assert work_saved(Lru(), window(paths), 3 * PAGE_BYTES, 1e9) == 3.0
-    assert work_saved(Lru(), window(paths), 4 * PAGE_BYTES, 1e9) == 4.0
+    assert work_saved(Lru(), window(paths), 2 * PAGE_BYTES, math.inf) == 2.0
+    assert work_saved(Lru(), window(paths), 3 * PAGE_BYTES, math.inf) == 3.0
+    assert work_saved(Lru(), window(paths), 4 * PAGE_BYTES, math.inf) == 4.0
 
 
 def test_work_saved_deep_pages_count_for_more() -> None:
@@ -67,7 +69,7 @@ def test_work_saved_deep_pages_count_for_more() -> None:
 
 
 def test_work_saved_path_larger_than_the_cache_is_served_all_the_same() -> None:
-    assert work_saved(Lru(), window([[0, 1, 2]] * 2), PAGE_BYTES, 1e9) == 3.0
+    assert work_saved(Lru(), window([[0, 1, 2]] * 2), PAGE_BYTES, math.inf) == 3.0
 
 
 def trace(seed: int, returning: list[int]) -> list[U32]:
