@@ -7,12 +7,13 @@ used, protected and evicted, and nothing else.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.leaf_order import LeafOrder
 from anchorstore.server.core.policies import POLICIES, Moment
 from anchorstore.server.core.runs import Runs
-from anchorstore.server.core.types import U32, U64
+from anchorstore.server.core.types import U16, U32, U64
 
 NAMESPACE = 1
 COLUMNS = (
@@ -27,6 +28,14 @@ def _columns(packed: bytes) -> U64:
     return np.frombuffer(packed, np.uint64).reshape(-1, 4)
 
 
+class Table(PageIndex):
+    """The index, with the columns that some policies need."""
+
+    uses: U16
+    priority: npt.NDArray[np.int16]
+    created: U64
+
+
 class Twin:
     """Pages by path hash.  A use that counts is an insert, as in SGLang's tree."""
 
@@ -35,7 +44,7 @@ class Twin:
     def __init__(self, policy: str, *, refresh_rest: bool = True) -> None:
         """`refresh_rest` False leaves out what runs.py is for."""
         self.refresh_rest = refresh_rest
-        self.index = PageIndex(b"twin", COLUMNS)
+        self.index = Table(b"twin", COLUMNS)
         self.runs = Runs(self.index)
         self.order = LeafOrder(POLICIES[policy](), self.index, self, scan_leaves=16)
         self.leases: dict[int, int] = {}  # page row -> locks on it
