@@ -55,6 +55,7 @@ COMMANDS = (
     Command("serve", "anchorstore.cli.serve", "run the daemon", "server"),
     Command("config", "anchorstore.cli.config", "list, check or show the daemon's configuration"),
     Command("status", "anchorstore.cli.status", "what a running daemon holds"),
+    Command("top", "anchorstore.cli.top", "what a running daemon does, live"),
     Command("ls", "anchorstore.cli.ls", "list namespaces, or the pages of one"),
     Command(
         "check",

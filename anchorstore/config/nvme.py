@@ -123,10 +123,10 @@ class NvmeConfig:
     )
     queue_blocks: int = setting(
         values.count(1, 2**20),
-        16_384,
-        "Blocks that wait at a device or move, each way; a read beyond them is answered by what "
-        "memory holds.",
-        "Seldom: a longer queue is a longer wait.",
+        65_536,
+        "Blocks that wait at a device or move, each way; a lookup whose blocks do not fit is "
+        "answered by what memory holds.",
+        "More where single lookups need more blocks from one device.",
     )
     deadline_seconds: float = setting(
         values.duration("10ms", "1m"),

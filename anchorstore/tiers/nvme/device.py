@@ -170,6 +170,11 @@ class NvmeDevice:
         """How runs reach the kernel."""
         return self._engine.name
 
+    @property
+    def queue(self) -> Scheduler:
+        """What waits and moves, for operators."""
+        return self._scheduler
+
     # -- blocks
 
     def write(self, plan: WritePlan, memory_of: MemoryOf) -> Future[Done]:

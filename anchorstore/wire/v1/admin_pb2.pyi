@@ -263,9 +263,11 @@ class RemoveRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., path_hash: _Optional[bytes] = ...) -> None: ...
 
 class RemoveResponse(_message.Message):
-    __slots__ = ("blocks_removed", "blocks_leased")
+    __slots__ = ("blocks_removed", "blocks_leased", "may_come_back")
     BLOCKS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_LEASED_FIELD_NUMBER: _ClassVar[int]
+    MAY_COME_BACK_FIELD_NUMBER: _ClassVar[int]
     blocks_removed: int
     blocks_leased: int
-    def __init__(self, blocks_removed: _Optional[int] = ..., blocks_leased: _Optional[int] = ...) -> None: ...
+    may_come_back: bool
+    def __init__(self, blocks_removed: _Optional[int] = ..., blocks_leased: _Optional[int] = ..., may_come_back: bool = ...) -> None: ...
