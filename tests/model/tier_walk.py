@@ -31,6 +31,7 @@ from anchorstore.server.core.types import (
     StoreConfig,
 )
 from anchorstore.server.core.work import DemoteWork, PromoteWork
+from tests.model.tier_oracle import Picture, where
 from tests.model.tier_world import Content, Disk, Memory
 
 LAYOUTS: list[Layout] = [
@@ -296,7 +297,14 @@ class TierWalk:
     # ---- pressure, operators, restarts ----
 
     def evict_step(self) -> None:
-        self.store.evict_step(0.0, 1 + self.draw(6))
+        state, limit = self.store._state, 1 + self.draw(6)
+        picture, before = Picture(state), where(state)
+        for tier in state.tiers:
+            picture.step(tier, limit)
+        self.store.evict_step(0.0, limit)
+        after = where(state)
+        assert after == picture.where()
+        self.counted["drained"] += after != before
 
     def pause(self) -> None:
         self.store.pause_demotion(not self.draw(3))

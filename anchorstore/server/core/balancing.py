@@ -17,10 +17,11 @@ from __future__ import annotations
 import numpy as np
 
 from anchorstore.layout import Component
-from anchorstore.server.core.policy import Field, Scope, oldest_leaf_stamp
+from anchorstore.server.core.policy import Field, Scope, first_leaf_stamp
 from anchorstore.server.core.pool import Segment, SlotClass
 from anchorstore.server.core.state import State
 from anchorstore.server.core.tier import Tier
+from anchorstore.server.core.types import U32
 
 
 def take_colder(state: State, tier: Tier, slot_class: SlotClass, missing: int, before: int) -> bool:
@@ -48,7 +49,7 @@ def _take_coldest(state: State, tier: Tier, slot_class: SlotClass, before: int) 
         for segment in tier.pool.segments_of(slot_class.component)
         if segment.slot_class is not slot_class and tier.pool.can_pass(segment, slot_class)
     ]
-    limit = oldest_leaf_stamp(state, tier, Scope(Field.SLOT_CLASS, slot_class.class_id))
+    limit = first_leaf_stamp(state, tier, Scope(Field.SLOT_CLASS, slot_class.class_id))
     if not others or limit is None:
         return False
     last_used = _last_used(state, tier)
@@ -108,8 +109,19 @@ def _empty(state: State, tier: Tier, segment: Segment, before: int) -> bool:
     newest = int(state.index.stamp.take(pages).max())
     if pages[0] == 0 or newest >= before:  # detached blocks, or the writer's own path
         return False
-    if tier.busy(table.of_pages(state.index, pages)).any():
+    blocks = table.of_pages(state.index, pages)
+    if tier.busy(blocks).any() or not _is_spare(state, tier, blocks):
         return False
     left = state.leave(tier, pages)
     state.counters["blocks_evicted" if tier is state.dram else "blocks_evicted_nvme"] += left.gone
     return True
+
+
+def _is_spare(state: State, tier: Tier, blocks: U32) -> bool:
+    """Whether no namespace would have to give up any of its reserved share."""
+    if not tier.has_reserves:
+        return True
+    here = blocks[tier.holds(blocks)]
+    return all(
+        tier.bytes_of(mine) <= tier.spare_bytes(record) for record, mine in state.by_owner(here)
+    )

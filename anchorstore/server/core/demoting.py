@@ -25,13 +25,28 @@ from anchorstore.server.core.tier import NvmeTier
 from anchorstore.server.core.types import U32, U64, Bools, Positions, column
 from anchorstore.server.core.work import DemoteWork
 
+NO_BLOCKS: U32 = np.zeros(0, np.uint32)
+
 
 def note_sealed(state: State, rows: U32) -> None:
-    """Blocks that have just been sealed wait to be written, where nvme is written ahead of need."""
+    """Blocks that have just been sealed, or used once more, wait to be written, where nvme is
+    written ahead of need."""
     shape = state.config.nvme
     if shape is not None and shape.ahead:
-        passed_over = state.movement.waiting.note(state.blocks, rows)
+        passed_over = state.movement.waiting.note(state.blocks, rows[state.admitted(rows)])
         state.counters["nvme_blocks_passed_over"] += passed_over
+
+
+def not_admitted(state: State, pages: U32) -> U32:
+    """Blocks of these pages in dram alone that have not been worth writing so far, and that one
+    more use may make so."""
+    shape = state.config.nvme
+    if shape is None or not shape.ahead or not state.history.counts_uses:
+        return NO_BLOCKS
+    rows = state.blocks.of_pages(state.index, np.unique(pages[pages != 0]))
+    rows = rows[state.dram.holds(rows) & (state.blocks.cold.take(rows) == 0)]
+    refused: U32 = rows[~state.admitted(rows)]
+    return refused
 
 
 def begin_demote(state: State, limit_blocks: int) -> DemoteWork | None:
@@ -40,10 +55,10 @@ def begin_demote(state: State, limit_blocks: int) -> DemoteWork | None:
     if nvme is None or movement.is_paused:
         return None
     rows = _writable(state, movement.waiting.take(state.blocks, limit_blocks))
-    rows, grants = _take(state, nvme, rows)
+    rows, grants = _take(state, nvme, rows, is_fresh=True)
     if not len(rows) and state.tick >= movement.quiet_until:
         wanted = _writable(state, _next_victims(state, limit_blocks))
-        rows, grants = _take(state, nvme, wanted)
+        rows, grants = _take(state, nvme, wanted, is_fresh=False)
         movement.is_refused = len(wanted) > 0 and not len(rows)
         if movement.is_refused:
             movement.quiet_until = state.tick + limit_blocks
@@ -51,10 +66,8 @@ def begin_demote(state: State, limit_blocks: int) -> DemoteWork | None:
 
 
 def _writable(state: State, rows: U32) -> U32:
-    """Those of these blocks in dram that are not being written already and fit a segment of
-    nvme."""
-    assert state.nvme is not None
-    fits = state.nvme.class_of_kind.take(state.blocks.kind.take(rows)) != 0
+    """Those of these blocks in dram that are admitted and not being written already."""
+    fits = state.admitted(rows)
     if state.movement.demoting:
         fits &= ~np.isin(rows, np.fromiter(state.movement.demoting, np.uint32))
     writable: U32 = rows[fits]
@@ -84,20 +97,21 @@ def _next_victims(state: State, limit_blocks: int) -> U32:
     return rows[np.sort(first)][:limit_blocks]
 
 
-def _take(state: State, nvme: NvmeTier, rows: U32) -> tuple[U32, list[tuple[U32, U32, U32]]]:
+def _take(
+    state: State, nvme: NvmeTier, rows: U32, *, is_fresh: bool
+) -> tuple[U32, list[tuple[U32, U32, U32]]]:
     """The rows that got a slot, in the order of (segment ids, slots, odd generations) a grant."""
-    rows = _within_quota(state, nvme, rows)
     if not len(rows):
         return rows, []
-    stamps = state.index.stamp.take(state.blocks.page.take(rows))
-    before = int(stamps.min()) - 1  # neither what is used more recently, nor a page's own parent
+    bound = _bound(state, nvme, rows, is_fresh=is_fresh)
+    rows = _within_quota(state, nvme, rows, *bound)
     classes = nvme.class_of_kind.take(state.blocks.kind.take(rows))
     placed, grants = [np.zeros(0, np.uint32)], []
     for class_id in np.unique(classes).tolist():
         mine = rows[classes == class_id]
         slot_class = nvme.class_of(_kind_of(state, int(mine[0])))
         assert slot_class is not None
-        for grant in take_slots(state, nvme, slot_class, len(mine), before):
+        for grant in take_slots(state, nvme, slot_class, len(mine), *bound):
             count = len(grant.slots)
             ids = np.full(count, grant.segment.segment_id, np.uint32)
             grants.append((ids, grant.slots, grant.generations))
@@ -107,11 +121,28 @@ def _take(state: State, nvme: NvmeTier, rows: U32) -> tuple[U32, list[tuple[U32,
     return np.concatenate(placed), grants
 
 
+def _bound(state: State, nvme: NvmeTier, rows: U32, *, is_fresh: bool) -> tuple[int, U32 | None]:
+    """What may make room for these blocks: what was used before a tick, and what goes before their
+    own pages.
+
+    In the order of use: neither what is used more recently, nor a page's own parent.  In any other
+    order whatever goes next, for what is fresh; for what dram is about to give up only what is
+    worth less, or nvme would write the same refuse for ever.
+    """
+    pages = state.blocks.page.take(rows)
+    older = int(state.index.stamp.take(pages).min()) - 1
+    if nvme.queues.is_by_use:
+        return older, None
+    return (state.tick + 1, None) if is_fresh else (older, np.unique(pages))
+
+
 def _kind_of(state: State, row: int) -> Kind:
     return state.registry.by_kind_id[int(state.blocks.kind[row])]
 
 
-def _within_quota(state: State, nvme: NvmeTier, rows: U32) -> U32:
+def _within_quota(
+    state: State, nvme: NvmeTier, rows: U32, before: int, rather_than: U32 | None
+) -> U32:
     """Those that fit their namespaces' quotas in nvme, own oldest leaves evicted first."""
     owners = state.index.namespace.take(state.blocks.page.take(rows))
     fits = np.ones(len(rows), np.bool_)
@@ -123,9 +154,8 @@ def _within_quota(state: State, nvme: NvmeTier, rows: U32) -> U32:
         sizes = np.cumsum(nvme.slot_bytes_of_kind.take(state.blocks.kind.take(rows[mine])))
         room_bytes = record.cold_quota_bytes - record.cold_bytes - record.cold_reserved_bytes
         if over_bytes := max(0, int(sizes[-1]) - room_bytes):
-            stamps = state.index.stamp.take(state.blocks.page.take(rows[mine]))
             scope = Scope(Field.NAMESPACE, namespace_id)
-            evict(state, nvme, scope, over_bytes, int(stamps.min()) - 1)
+            evict(state, nvme, scope, over_bytes, before, None, rather_than)
             room_bytes = record.cold_quota_bytes - record.cold_bytes - record.cold_reserved_bytes
         fits[mine] = sizes <= max(0, room_bytes)
     return rows[fits]

@@ -21,9 +21,10 @@ import numpy as np
 
 from anchorstore.layout import Component
 from anchorstore.server.core.balancing import take_colder, take_oldest
+from anchorstore.server.core.moving import Left
 from anchorstore.server.core.policy import Field, Scope, oldest_inner_blocks, take_leaves
 from anchorstore.server.core.pool import Grant, SlotClass
-from anchorstore.server.core.state import Left, State
+from anchorstore.server.core.state import State
 from anchorstore.server.core.tier import Tier
 from anchorstore.server.core.types import U32, Bools
 
@@ -38,10 +39,11 @@ def evict(
     want_bytes: int,
     before: int,
     may_go: Callable[[int], bool] | None = None,
+    rather_than: U32 | None = None,
 ) -> int:
-    """Takes leaf pages last used before tick `before` out of the tier, until `want_bytes` of the
-    scope's slots are free or no victim is left.  Returns the places given up."""
-    pages, holes = take_leaves(state, tier, scope, want_bytes, before, may_go)
+    """Takes leaf pages (which: `take_leaves`) out of the tier, until `want_bytes` of the scope's
+    slots are free or no victim is left.  Returns the places given up."""
+    pages, holes = take_leaves(state, tier, scope, want_bytes, before, may_go, rather_than)
     if not pages:
         return 0
     left = state.leave(tier, np.array(pages, np.uint32), holes)
@@ -81,17 +83,23 @@ def thin(
 
 
 def take_slots(
-    state: State, tier: Tier, slot_class: SlotClass, count: int, before: int
+    state: State,
+    tier: Tier,
+    slot_class: SlotClass,
+    count: int,
+    before: int,
+    rather_than: U32 | None = None,
 ) -> list[Grant]:
     """Up to `count` slots for writing: the ladder drawn in pool.py.
 
-    Each round takes a slot, or retires one (slab.py), or is the last: they come to an end.
+    Only what was used before tick `before` makes room; `rather_than` as in `take_leaves`.  Each
+    round takes a slot, or retires one (slab.py), or is the last: they come to an end.
     """
     grants = tier.pool.take(slot_class, count)
     missing = count - _slots_in(grants)
     while missing:
         retired = slot_class.retired_slots
-        if not _make_room(state, tier, slot_class, missing, before):
+        if not _make_room(state, tier, slot_class, missing, before, rather_than):
             break
         gained = tier.pool.take(slot_class, missing)
         state.ensure(
@@ -107,14 +115,21 @@ def _slots_in(grants: list[Grant]) -> int:
     return sum(len(grant.slots) for grant in grants)
 
 
-def _make_room(state: State, tier: Tier, slot_class: SlotClass, missing: int, before: int) -> bool:
+def _make_room(
+    state: State,
+    tier: Tier,
+    slot_class: SlotClass,
+    missing: int,
+    before: int,
+    rather_than: U32 | None,
+) -> bool:
     """One rung of the ladder; whether it freed a slot of the class, or retired one."""
     missing_bytes = missing * slot_class.slot_bytes
     scope = Scope(Field.SLOT_CLASS, slot_class.class_id)
     made = (
         tier.pool.extend(slot_class)
         or take_colder(state, tier, slot_class, missing, before)
-        or evict(state, tier, scope, missing_bytes, before) > 0
+        or evict(state, tier, scope, missing_bytes, before, None, rather_than) > 0
     )
     if not made and slot_class.component in THINNED:
         made = thin(state, tier, scope, missing_bytes, before) > 0

@@ -18,6 +18,7 @@ import numpy as np
 
 from anchorstore.errors import CapacityFull, InvalidRequest, LeaseExpired
 from anchorstore.server.core import requests
+from anchorstore.server.core.demoting import not_admitted, note_sealed
 from anchorstore.server.core.planning import Plan, Plans, Reach, columns_of_needs
 from anchorstore.server.core.promoting import promote
 from anchorstore.server.core.sessions import Kind, Session
@@ -62,17 +63,11 @@ def _miss(state: State, reason: Miss) -> LookupResult:
 
 def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResult:
     """Uses the path and leases the blocks."""
-    if len(session.leases) >= state.config.max_leases:
-        raise CapacityFull(
-            f"session holds {len(session.leases)} leases, limit {state.config.max_leases}"
-        )
-    named = state.leases.blocks_named + sum(map(len, plan.blocks))
-    if named > state.config.max_leased_blocks:
-        raise CapacityFull(
-            f"lookup: {named} blocks under read leases, limit {state.config.max_leased_blocks} "
-            "(limits.leased_blocks)"
-        )
-    state.touch(plan.pages)
+    _check_leases(state, session, sum(map(len, plan.blocks)))
+    waiting = not_admitted(state, plan.pages)
+    state.use(plan.pages)
+    if len(waiting):
+        note_sealed(state, waiting)
     lease_id = 0
     if len(plan.held):
         state.blocks.leases[plan.held] += np.uint32(1)
@@ -88,6 +83,20 @@ def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResul
     return LookupResult(
         plan.boundary, plan.resume, lease_id, plan.lineage, Miss.HIT, list(plan.columns)
     )
+
+
+def _check_leases(state: State, session: Session, blocks: int) -> None:
+    """CapacityFull where one more lease, of so many blocks, would be too many."""
+    if len(session.leases) >= state.config.max_leases:
+        raise CapacityFull(
+            f"session holds {len(session.leases)} leases, limit {state.config.max_leases}"
+        )
+    named = state.leases.blocks_named + blocks
+    if named > state.config.max_leased_blocks:
+        raise CapacityFull(
+            f"lookup: {named} blocks under read leases, limit {state.config.max_leased_blocks} "
+            "(limits.leased_blocks)"
+        )
 
 
 def leased_columns(
@@ -130,8 +139,25 @@ def touch(state: State, session: Session, hashes: bytes) -> None:
     if session.record.enabled:
         pages = np.unique(state.index.probe(session.record.namespace_id, keys))
         pages = pages[pages != 0]
-        state.touch(pages[np.argsort(state.index.page.take(pages), kind="stable")])
+        state.use(pages[np.argsort(state.index.page.take(pages), kind="stable")])
         state.counters["pages_touched"] += len(pages)
+
+
+def pin(state: State, session: Session, hashes: bytes, now: float) -> int:
+    """Leases whatever these pages hold in dram; 0 where that is nothing."""
+    pages = np.unique(
+        state.index.probe(session.record.namespace_id, requests.hash_columns(state.config, hashes))
+    )
+    rows = state.blocks.of_pages(state.index, pages[pages != 0])
+    rows = rows[state.dram.holds(rows)]
+    if not len(rows) or not session.record.enabled:
+        return 0
+    _check_leases(state, session, len(rows))
+    held = rows.astype(np.intp)
+    state.blocks.leases[held] += np.uint32(1)
+    lease = state.leases.open(session.session_id, held, (rows,), (0,), (0,), now)
+    session.leases.add(lease.lease_id)
+    return lease.lease_id
 
 
 def end_lease(state: State, lease_id: int) -> None:

@@ -1,4 +1,4 @@
-"""What is on its way between dram and nvme: tickets, and the blocks that wait to be written.
+"""What is on its way between dram and nvme: tickets, what left, what waits to be written.
 
 ::
 
@@ -49,6 +49,17 @@ class PromoteTicket:
     generations: U32
     reserved_bytes: int
     pinned: Positions
+
+
+@dataclasses.dataclass(slots=True)
+class Left:
+    """What left a tier: blocks `gone` for good, of those `kept` for now by leases; blocks `moved`
+    that another tier holds, and pages of nothing but such blocks."""
+
+    gone: int = 0
+    kept: int = 0
+    moved: int = 0
+    pages_moved: int = 0
 
 
 class WaitingBlocks:

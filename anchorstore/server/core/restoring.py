@@ -37,7 +37,7 @@ Entries = npt.NDArray[Any]
 """Structured [n]: path_hash u64[4], parent_hash u64[4], checksum u64, unit, generation and page
 u32, namespace and kind (positions in the lists beside), lineage u8.  Others are ignored."""
 
-LINKED_AT_ONCE = 16_384  # bounds the memory that probing takes on the side
+AT_ONCE = 16_384  # pages: bounds the memory that filing and probing take on the side
 
 
 class _Sieve:
@@ -216,16 +216,27 @@ def _pages(state: State, records: Mapping[int, NamespaceRecord], sieve: _Sieve) 
     for record, mine, hashes, original, same in made:
         firsts = np.unique(original)
         numbers = sieve.entries["page"][mine]
-        stamp = state.tick + 1
-        fresh = index.insert(record.namespace_id, hashes[firsts], numbers[firsts], stamp)
-        index.stamp[fresh] = np.arange(stamp, stamp + len(fresh), dtype=np.uint64)
-        state.tick += len(fresh)
-        record.pages += len(fresh)
+        fresh = _insert(state, record, hashes[firsts], numbers[firsts])
         rows[mine] = fresh[np.searchsorted(firsts, original)]
         good[mine] = same
     kept: U32 = rows[good]
     sieve.keep(good, "contradicting")
     return kept
+
+
+def _insert(state: State, record: NamespaceRecord, hashes: U64, numbers: U32) -> U32:
+    """Rows for distinct pages, stamped in their order."""
+    parts: list[U32] = [np.zeros(0, np.uint32)]
+    for start in range(0, len(hashes), AT_ONCE):
+        stop = start + AT_ONCE
+        made = state.index.insert(
+            record.namespace_id, hashes[start:stop], numbers[start:stop], state.tick
+        )
+        state.touch(made)
+        state.history.born(made, state.moment, 0)
+        parts.append(made)
+    record.pages += len(hashes)
+    return np.concatenate(parts)
 
 
 def _sieve_blocks(
@@ -309,7 +320,7 @@ def _link(
 
 def _find(state: State, record: NamespaceRecord, hashes: U64) -> U32:
     parts: list[U32] = [np.zeros(0, np.uint32)]
-    for start in range(0, len(hashes), LINKED_AT_ONCE):
-        part = hashes[start : start + LINKED_AT_ONCE]
+    for start in range(0, len(hashes), AT_ONCE):
+        part = hashes[start : start + AT_ONCE]
         parts.append(state.index.probe(record.namespace_id, part))
     return np.concatenate(parts)

@@ -252,6 +252,7 @@ def _page_rows(state: State, ticket: Ticket, outcome: U8) -> U32:
             state.tick,
         )
         rows[missing - first + 1] = fresh
+        state.history.born(fresh, state.moment, reservation.priority)
         record.pages += len(missing)
     state.heal(rows)
     state.touch(rows)
@@ -277,6 +278,8 @@ def _add_blocks(
     new = ~state.dram.within(pages)
     table.attach(state.index, pages, rows)
     state.enter(state.dram, pages[new])
+    if not state.dram.queues.is_by_use:  # there, what was touched just now comes last anyway
+        state.announce_leaves(state.dram, pages)
     ticket.session.record.used_bytes += kind.slot_bytes * len(here)
     return rows
 

@@ -86,6 +86,8 @@ class NamespaceRecord:
     cold_bytes: int = 0  # in nvme
     cold_reserved_bytes: int = 0  # being written there
     cold_quota_bytes: int = 0
+    kept_bytes: int = 0  # that others never evict
+    cold_kept_bytes: int = 0
     pages: int = 0
     sessions: set[bytes] = dataclasses.field(default_factory=set)
 
@@ -110,6 +112,7 @@ class Reservation:
     lineage: int
     units: U8
     slot_bytes: U64
+    priority: int = 0
 
     @property
     def pages(self) -> int:
@@ -238,7 +241,10 @@ class Registry:
         record = NamespaceRecord(
             self._next_namespace_id, namespace, root, self.config.quota_bytes(*names), max_lineage
         )
-        record.cold_quota_bytes = nvme.quota_bytes(*names) if nvme else 0
+        record.kept_bytes = self.config.reserves.get(names, 0)
+        if nvme:
+            record.cold_quota_bytes = nvme.quota_bytes(*names)
+            record.cold_kept_bytes = nvme.reserves.get(names, 0)
         self._next_namespace_id += 1
         self.namespaces[root] = self.by_namespace_id[record.namespace_id] = record
         return record

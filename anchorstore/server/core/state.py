@@ -16,8 +16,7 @@ A block is in exactly one of these conditions::
     detached    out of the chain (removed, replaced), kept by leases       -> gone
     gone        slots free
 
-Everything that happens is noted in a ring of 256 events; a broken invariant stops the daemon with
-that history, because a cache may always forget but must never lie.
+A broken invariant stops the daemon with what happened before (story.py).
 """
 
 from __future__ import annotations
@@ -25,20 +24,22 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from anchorstore.server.core.admission import Always
 from anchorstore.server.core.blocks import Blocks
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.leases import Deadlines, Leases
-from anchorstore.server.core.moving import Movement
+from anchorstore.server.core.moving import Left, Movement
+from anchorstore.server.core.page_columns import PageHistory, columns_for
+from anchorstore.server.core.policies import Moment
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Reservation, Session
+from anchorstore.server.core.story import Story
 from anchorstore.server.core.tier import DramTier, NvmeTier, Tier
 from anchorstore.server.core.types import U8, U32, Bools, Positions, StoreConfig
 
-EVENTS_KEPT = 256
 PAGES_EXPECTED_MAX = 2**20
 BLOCKS_EXPECTED_MAX = 2**21
 
@@ -65,27 +66,19 @@ class Ticket:
     cancelled: bool = False
 
 
-@dataclasses.dataclass(slots=True)
-class Left:
-    """What left a tier: blocks `gone` for good, of those `kept` for now by leases; blocks `moved`
-    that another tier holds, and pages of nothing but such blocks."""
-
-    gone: int = 0
-    kept: int = 0
-    moved: int = 0
-    pages_moved: int = 0
-
-
-class State:
+class State(Story):
     """Everything that the core knows.  Only the core's own functions change it.
 
     `tiers` are dram and, where it is configured, nvme.
     """
 
     def __init__(self, config: StoreConfig, secret: bytes) -> None:
+        super().__init__()
         self.config = config
         shape = config.nvme
-        self.index = PageIndex(secret, PageIndex.COLD_COLUMNS if shape else ())
+        more = columns_for(config.page_columns())
+        self.index = PageIndex(secret, more + (PageIndex.COLD_COLUMNS if shape else ()))
+        self.history = PageHistory(self.index)
         self.blocks = Blocks(Blocks.COLD_COLUMNS if shape else ())
         self.dram = DramTier(self.index, self.blocks, config)
         self.nvme = NvmeTier(self.index, self.blocks, shape) if shape else None
@@ -100,8 +93,13 @@ class State:
         self.detached: dict[int, NamespaceRecord] = {}  # block row -> who pays for it
         self.counters: collections.Counter[str] = collections.Counter()
         self.tick = 1
+        self.seconds = 0.0
         self.next_id = 1  # reservations and tickets
-        self._events: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=EVENTS_KEPT)
+
+    @property
+    def moment(self) -> Moment:
+        """Now, as policies measure it."""
+        return Moment(self.tick, self.seconds)
 
     @property
     def pool(self) -> Pool:
@@ -113,11 +111,19 @@ class State:
         moving = self.movement
         return bool(self.nvme) and tier is self.dram and not (moving.is_paused or moving.is_refused)
 
-    def doubled(self, blocks: U32) -> Bools:
-        """Which blocks are in nvme, or could not be."""
+    def admitted(self, blocks: U32) -> Bools:
+        """Which attached blocks are worth a place in nvme, and would fit there."""
         assert self.nvme is not None
         fits = self.nvme.class_of_kind.take(self.blocks.kind.take(blocks)) != 0
-        return np.asarray(self.nvme.holds(blocks) | ~fits)
+        rule = self.nvme.admission
+        if not isinstance(rule, Always):
+            fits &= rule.admits(self.dram.columns_of(rule), self.blocks.page.take(blocks))
+        return np.asarray(fits)
+
+    def doubled(self, blocks: U32) -> Bools:
+        """Which blocks are in nvme, or will not be."""
+        assert self.nvme is not None
+        return np.asarray(self.nvme.holds(blocks) | ~self.admitted(blocks))
 
     def is_doubled(self, page: int) -> bool:
         """Whether all blocks of a page are."""
@@ -143,21 +149,6 @@ class State:
             slots = pool.shape(slot_class.slot_bytes).slots if slot_class is not None else 0
             found.append(pool.allowed_segments(kind.component) * slots)
         return found
-
-    # ---- history ----
-
-    def note(self, *event: Any) -> None:
-        """Keeps an event for the story of a broken invariant."""
-        self._events.append(event)
-
-    def story(self) -> str:
-        """The last events, oldest first."""
-        return "\n".join(" ".join(map(str, event)) for event in self._events)
-
-    def ensure(self, holds: bool, what: str) -> None:
-        """Stops with the history where an invariant does not hold."""
-        if not holds:
-            raise AssertionError(f"{what}\nlast events:\n{self.story()}")
 
     def new_id(self) -> int:
         """An id for a reservation or ticket; never reused in a boot."""
@@ -276,8 +267,13 @@ class State:
         for owner, mine in self.by_owner(blocks):
             tier.charge(owner, tier.bytes_of(mine))
         self.enter(tier, pages[new])
+        self.announce_leaves(tier, pages)
+
+    def announce_leaves(self, tier: Tier, pages: U32) -> None:
+        """Pages that have got a block in the tier: where they are leaves, the orders look at
+        them."""
         for page in pages[tier.children.take(pages) == 0].tolist():
-            tier.queues.announce(self, page)
+            tier.queues.announce(page)
 
     def by_owner(self, blocks: U32) -> Iterator[tuple[NamespaceRecord, U32]]:
         """Attached blocks, namespace by namespace."""
@@ -308,7 +304,7 @@ class State:
             if children[parent]:
                 return
             if tier.is_on(parent):
-                tier.queues.announce(self, parent)
+                tier.queues.announce(parent)
                 return
             gone.append(parent)
             page = parent
@@ -388,6 +384,11 @@ class State:
             gone, kept = gone + left.gone, kept + left.kept
             pages = pages[self.index.namespace.take(pages) != 0]
         return gone, kept
+
+    def use(self, pages: U32) -> int:
+        """A use of a path that counts: a lookup hit it, or a writer offered it.  See `touch`."""
+        self.history.used(pages)
+        return self.touch(pages)
 
     def touch(self, pages: U32) -> int:
         """One use of a path: its pages [n] get new stamps, rising along the path, so that no two

@@ -74,6 +74,7 @@ class Store:
         return self._state.counters
 
     def _session(self, session_id: bytes, now: float) -> Session:
+        self._state.seconds = now
         return self._state.registry.session(session_id, now)
 
     # ---- sessions ----
@@ -150,11 +151,13 @@ class Store:
         layouts: Sequence[int],
         lineage: int,
         now: float,
+        priority: int = 0,
     ) -> ReserveResult:
-        """Asks which blocks of pages `first_page`, `first_page` + 1, ... are worth writing."""
+        """Asks which blocks of pages `first_page`, `first_page` + 1, ... are worth writing.  Pages
+        have the highest priority that they were ever offered with, within 16 bits."""
         session = self._session(session_id, now)
         return reserving.reserve(
-            self._state, session, parent_hash, first_page, hashes, layouts, lineage, now
+            self._state, session, parent_hash, first_page, hashes, layouts, lineage, now, priority
         )
 
     def begin_seal(
@@ -252,6 +255,11 @@ class Store:
         """Pages [32 n bytes] that were read without a lookup, for the eviction's order."""
         reading.touch(self._state, self._session(session_id, now), hashes)
 
+    def pin(self, session_id: bytes, hashes: bytes, now: float) -> int:
+        """Keeps what these pages [32 n bytes] hold in dram from eviction, as an engine uses them: a
+        lease without places, renewed and released like any other; 0 where nothing is held."""
+        return reading.pin(self._state, self._session(session_id, now), hashes, now)
+
     # ---- nvme ----
 
     def restore(
@@ -303,7 +311,8 @@ class Store:
             state.counters["sessions_expired"] += 1
 
     def evict_step(self, now: float, limit_blocks: int) -> int:
-        """Watermark work, about `limit_blocks` blocks at most; returns how many went."""
+        """Watermark work, about `limit_blocks` blocks a tier at most; returns how many went."""
+        self._state.seconds = now
         return evicting.evict_step(self._state, limit_blocks)
 
     def next_deadline(self) -> float | None:

@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from anchorstore.layout import Component
 from anchorstore.transport.segment import align
+
+if TYPE_CHECKING:
+    from anchorstore.server.core.admission import Admission
+    from anchorstore.server.core.policies import Policy
 
 ANY_LINEAGE = 255
 """A bound that every lineage satisfies; block lineages are 0..254, deeper ones count as 254."""
@@ -53,7 +58,9 @@ class NvmeShape:
         ahead: whether every sealed block is written, soon ("behind"); else only what eviction
             would drop next ("demote").
         queue_blocks: sealed blocks that wait to be written; more are passed over.
-        default_quota_bytes, quotas: as StoreConfig's, of this tier's slots.
+        default_quota_bytes, quotas, reserves: as StoreConfig's, of this tier's slots.
+        policy: the order of eviction; None for lru.
+        admission: what is worth a place; None for everything.
     """
 
     segments: int
@@ -65,6 +72,9 @@ class NvmeShape:
     queue_blocks: int = 65_536
     default_quota_bytes: int = 0
     quotas: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    reserves: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    policy: Policy | None = None
+    admission: Admission | None = None
 
     def __post_init__(self) -> None:
         assert self.segments > 0 and self.segment_bytes > 0 and self.queue_blocks > 0, self
@@ -106,7 +116,10 @@ class StoreConfig:
         max_leased_blocks: blocks that read leases name, need by need, all sessions together.
         default_quota_bytes: of a namespace without its own entry; 0 = none.
         quotas: (domain, model) -> bytes of slots, 0 = none.
+        reserves: (domain, model) -> bytes of slots that others never evict from its namespaces,
+            each.
         default_max_lineage: deepest lineage that a namespace stores; 255 = any.
+        policy: the order of eviction from dram; None for lru.
         nvme: the second tier, if there is one.
     """
 
@@ -129,7 +142,9 @@ class StoreConfig:
     max_leased_blocks: int = 2**22
     default_quota_bytes: int = 0
     quotas: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
+    reserves: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     default_max_lineage: int = 16
+    policy: Policy | None = None
     nvme: NvmeShape | None = None
 
     def __post_init__(self) -> None:
@@ -149,3 +164,8 @@ class StoreConfig:
     def quota_bytes(self, domain: str, model: str) -> int:
         """Bytes of slots that namespaces of this domain and model may take each; 0 = no bound."""
         return self.quotas.get((domain, model), self.default_quota_bytes)
+
+    def page_columns(self) -> set[str]:
+        """Columns of pages that policies and the admission read."""
+        readers = [self.policy, *((self.nvme.policy, self.nvme.admission) if self.nvme else ())]
+        return {name for reader in readers if reader is not None for name in reader.columns}

@@ -20,9 +20,12 @@ import abc
 import numpy as np
 
 from anchorstore.layout import Component
+from anchorstore.server.core.admission import Admission, Always
 from anchorstore.server.core.blocks import Blocks
 from anchorstore.server.core.cold_pool import ColdPool
 from anchorstore.server.core.index import PageIndex
+from anchorstore.server.core.page_columns import TierColumns
+from anchorstore.server.core.policies import Lru, Pages, Policy
 from anchorstore.server.core.policy import LeafQueues
 from anchorstore.server.core.pool import Pool, SlotClass
 from anchorstore.server.core.sessions import KINDS_MAX, Kind, NamespaceRecord
@@ -37,6 +40,7 @@ class Tier(abc.ABC):
         name: "dram" or "nvme".
         pool: its segments.
         queues: its leaves, in the order of eviction.
+        has_reserves: whether some namespaces keep a share that others never evict.
         draining: components that are above the high watermark, until they are below the low one.
         class_of_kind, slot_bytes_of_kind: by kind id, 0 where a kind has no place here.
     """
@@ -44,14 +48,21 @@ class Tier(abc.ABC):
     name: str
 
     def __init__(
-        self, index: PageIndex, blocks: Blocks, pool: Pool, high: float, low: float
+        self, index: PageIndex, blocks: Blocks, pool: Pool, shape: StoreConfig | NvmeShape
     ) -> None:
         self.index, self.blocks, self.pool = index, blocks, pool
-        self.high_watermark, self.low_watermark = high, low
-        self.queues = LeafQueues()
+        self.high_watermark, self.low_watermark = shape.high_watermark, shape.low_watermark
+        self.queues = LeafQueues(shape.policy or Lru())
+        self.has_reserves = bool(shape.reserves)
         self.draining: set[Component] = set()
         self.class_of_kind: U32 = np.zeros(KINDS_MAX + 1, np.uint32)
         self.slot_bytes_of_kind: U64 = np.zeros(KINDS_MAX + 1, np.uint64)
+
+    def columns_of(self, what: Policy | Admission) -> Pages:
+        """The pages' columns as this policy reads them: the index itself where that will do."""
+        if set(what.columns) <= {name for name, _, _ in self.index.columns}:
+            return self.index
+        return TierColumns(self)
 
     # ---- kinds ----
 
@@ -109,6 +120,11 @@ class Tier(abc.ABC):
     @abc.abstractmethod
     def charge(self, record: NamespaceRecord, size: int) -> None:
         """So many more bytes of slots are the namespace's."""
+
+    @abc.abstractmethod
+    def spare_bytes(self, record: NamespaceRecord) -> int:
+        """How many bytes of the namespace's slots others may evict; below 0 where its share is not
+        used up."""
 
     def bytes_of(self, blocks: U32) -> int:
         """Bytes of the slots of blocks that have a place here."""
@@ -185,7 +201,7 @@ class DramTier(Tier):
 
     def __init__(self, index: PageIndex, blocks: Blocks, config: StoreConfig) -> None:
         pool = Pool(config.segments, config.segment_bytes, config.component_share)
-        super().__init__(index, blocks, pool, config.high_watermark, config.low_watermark)
+        super().__init__(index, blocks, pool, config)
         self.alone = config.nvme is None
 
     def class_of(self, kind: Kind) -> SlotClass:
@@ -217,6 +233,9 @@ class DramTier(Tier):
     def charge(self, record: NamespaceRecord, size: int) -> None:
         record.used_bytes += size
 
+    def spare_bytes(self, record: NamespaceRecord) -> int:
+        return record.used_bytes - record.kept_bytes
+
     @property
     def children(self) -> U32:
         return self.index.children
@@ -243,9 +262,9 @@ class NvmeTier(Tier):
 
     def __init__(self, index: PageIndex, blocks: Blocks, shape: NvmeShape) -> None:
         self.shape = shape
+        self.admission = shape.admission or Always()
         self.cold_pool = ColdPool(shape)
-        marks = shape.high_watermark, shape.low_watermark
-        super().__init__(index, blocks, self.cold_pool, *marks)
+        super().__init__(index, blocks, self.cold_pool, shape)
 
     def class_of(self, kind: Kind) -> SlotClass | None:
         return kind.cold_class
@@ -295,6 +314,9 @@ class NvmeTier(Tier):
 
     def charge(self, record: NamespaceRecord, size: int) -> None:
         record.cold_bytes += size
+
+    def spare_bytes(self, record: NamespaceRecord) -> int:
+        return record.cold_bytes - record.cold_kept_bytes
 
     @property
     def children(self) -> U32:

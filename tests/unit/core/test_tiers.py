@@ -394,3 +394,45 @@ def test_dram_alone_has_one_tier_and_no_work() -> None:
     assert small.store.begin_demote(8, 0.0) is None and not len(small.store.take_cold_gone())
     [tier] = small.store.status(0.0).tiers
     assert tier.name == "dram"
+
+
+def test_pin_keeps_pages_until_it_is_released() -> None:
+    small = Tiered(segments=1)
+    engine = small.session()
+    path = engine.path(2)
+    engine.put(path)
+    lease = small.store.pin(engine.session_id, path, 0.0)
+    assert lease and small.store.check() == []
+    fill_dram(engine, 6)
+    assert engine.present(path) == [True, True]
+    small.store.release(engine.session_id, [lease], 0.0)
+    fill_dram(engine, 6)
+    assert engine.present(path) == [False, False]
+    assert small.store.pin(engine.session_id, path, 0.0) == 0, "nothing is there to be kept"
+
+
+def test_reserved_share_is_nobody_elses() -> None:
+    reserves = {("acme", "kept"): 2 * 4096}
+    small = Small(segments=1, reserves=reserves)
+    kept, other = small.session(model="kept"), small.session(model="other")
+    for name in "abc":
+        kept.put(kept.path(1, name))
+    for name in "uvwxyz":
+        assert other.put(other.path(1, name)) == [SEALED]
+    assert [kept.present(kept.path(1, name))[0] for name in "abc"] == [False, True, True]
+    kept.put(kept.path(1, "d"))
+    assert kept.present(kept.path(1, "d")) == [True] and small.store.check() == []
+
+
+def test_reserved_share_of_nvme_is_nobody_elses() -> None:
+    nvme = {"segments": 1, "reserves": {("acme", "kept"): 2 * 8192}}
+    small = Tiered(segments=4, nvme=nvme)
+    kept, other = small.session(model="kept"), small.session(model="other")
+    kept.put(kept.path(2))
+    small.write_all()
+    other.put(other.path(1, "a"))
+    other.put(other.path(1, "b"))
+    other.put(other.path(1, "c"))
+    small.write_all()
+    assert tiers_of(kept, kept.path(2)) == ["dn", "dn"] and small.store.check() == []
+    assert [tiers_of(other, other.path(1, name))[0] for name in "abc"] == ["dn", "dn", "d"]
