@@ -28,7 +28,7 @@ from anchorstore.clock import Clock, SystemClock
 from anchorstore.errors import ConfigError
 from anchorstore.layout import Layout
 from anchorstore.tiers.nvme import format as nvme_format
-from anchorstore.tiers.nvme import journal as nvme_journal
+from anchorstore.tiers.nvme import region as nvme_region
 from anchorstore.tiers.nvme.engines import Engine, EngineFactory, ThreadEngine
 from anchorstore.tiers.nvme.format import (
     SUPERBLOCK_BYTES,
@@ -41,7 +41,7 @@ from anchorstore.tiers.nvme.health import Health
 from anchorstore.tiers.nvme.jobs import Job, MemoryOf, ReadJob, WriteJob
 from anchorstore.tiers.nvme.journal import Journal
 from anchorstore.tiers.nvme.notes import NamespaceNote
-from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan
+from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan, promise
 from anchorstore.tiers.nvme.replay import Recovered
 from anchorstore.tiers.nvme.ring_engine import RingEngine
 from anchorstore.tiers.nvme.scheduler import Limits, Scheduler
@@ -97,9 +97,9 @@ class NvmeDevice:
         self.health = Health(file.name, options.retry_seconds, clock, log)
         self.journal: Journal | None = None
         if file.is_read_only:
-            self.health.lost("it can only be read")
+            self.health.begin("file", "it can only be read")
         else:
-            superblock, writer, left = nvme_journal.open_region(file, superblock, recovered, 1)
+            superblock, writer, left = nvme_region.open_region(file, superblock, recovered, 1)
             recovered.drop("journal_full", left)
             self.journal = Journal(
                 file, superblock, writer, recovered, self.health, options.flush_seconds
@@ -134,8 +134,8 @@ class NvmeDevice:
         file = open_file(path, log)
         try:
             superblock = _superblock(file, capacity_bytes, segment_bytes, options or Options(), log)
-            recovered = nvme_journal.read_region(file, superblock)
-            recovered = nvme_journal.without_unused(recovered)
+            recovered = nvme_region.read_region(file, superblock)
+            recovered = nvme_region.without_unused(recovered)
             used = (file, superblock, recovered, options or Options(), base_unit, log)
             return cls(*used, clock or SystemClock(), engines)
         except OSError as error:
@@ -193,7 +193,7 @@ class NvmeDevice:
 
     def _submit(self, plan: WritePlan | ReadPlan, memory_of: MemoryOf) -> Future[Done]:
         if not len(plan) or not self.health.may(isinstance(plan, WritePlan)):
-            future: Future[Done] = Future()
+            future: Future[Done] = promise()
             future.set_result(Done(np.full(len(plan), Status.REFUSED, np.uint8)))
             return future
         where = (memory_of, self.base_unit, self.data_offset, self._device_key)
@@ -237,7 +237,7 @@ class NvmeDevice:
         """Done when everything noted before is on the device, or never will be."""
         if self.journal:
             return self.journal.flush()
-        future: Future[None] = Future()
+        future: Future[None] = promise()
         future.set_result(None)
         return future
 

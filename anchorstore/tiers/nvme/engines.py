@@ -36,15 +36,18 @@ def conclude(
 ) -> None:
     """Ends a run with the kernel's answer: 0, or an error number."""
     job = run.job
-    if not code:
-        job.complete(run, scratch)
-        health.worked(job.is_write)
-    elif run.stop - run.start > 1:
+    if code and run.stop - run.start > 1:
         scheduler.again(run)
         return
-    else:
+    if code:
         health.failed(job.is_write, code)
         job.status[run.start] = Status.FAILED
+    else:
+        try:
+            job.complete(run, scratch)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+            job.error = error
+        health.worked(job.is_write)
     scheduler.ended(run)
 
 
@@ -97,10 +100,11 @@ class ThreadEngine:
         while (run := self._scheduler.take(wait=True)) is not None:
             try:
                 code = move(self._file, run, scratch)
-                conclude(self._scheduler, self._health, run, scratch, code)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
                 run.job.error = error
                 self._scheduler.ended(run)
+                continue
+            conclude(self._scheduler, self._health, run, scratch, code)
 
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""

@@ -2,26 +2,29 @@
 
 ::
 
-    healthy --- takes no more bytes (full, read-only, journal lost) ---> read-only
-       |                                                                     |
-       +------- is gone, or nothing but errors ------> offline <-------------+
-       ^                                                                     |
-       +---------------- after a pause one try, and it worked ---------------+
+    cause     came by                                  does                ends
+    calls     full, read-only, gone, only errors       read-only, offline  a try after a pause works
+    journal   it cannot be written                     read-only           it can again
+    file      removed, opened to be read               read-only           never
 
 One slot's EIO is one block's loss.  A degraded device refuses at once, so that nobody waits for
-it; the other devices and the dram tier serve on.
+it; the other devices and the dram tier serve on.  The worst cause decides.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 import threading
+from typing import Literal
 
 from anchorstore.clock import Clock
 from anchorstore.tiers.nvme.seam import FULL_ERRORS, GONE_ERRORS, Log
 
 ERRORS_IN_A_ROW_MAX = 16
+
+Cause = Literal["calls", "journal", "file"]
 
 
 class State(enum.IntEnum):
@@ -32,49 +35,69 @@ class State(enum.IntEnum):
     OFFLINE = 2
 
 
+@dataclasses.dataclass(slots=True)
+class _Fault:
+    state: State
+    reason: str
+    retry_at: float
+
+
 class Health:
     """State of one device.  Thread-safe.
 
     Args:
         name: of the file, for the log.
-        retry_seconds: from a fault to the next try; a fault that is for good is never tried again.
+        retry_seconds: from a fault of calls to the next try.
     """
 
     def __init__(self, name: str, retry_seconds: float, clock: Clock, log: Log) -> None:
-        self._name, self._retry_seconds = name, retry_seconds
+        self._name, self.retry_seconds = name, retry_seconds
         self._clock, self._log = clock, log
         self._lock = threading.Lock()
-        self.state = State.HEALTHY
-        self.reason = ""
-        self._retry_at: float | None = None
+        self._faults: dict[Cause, _Fault] = {}
         self._in_a_row = 0
         self.read_errors = 0
         self.write_errors = 0
 
+    @property
+    def state(self) -> State:
+        """What the device can do now."""
+        faults = list(self._faults.values())
+        return max((fault.state for fault in faults), default=State.HEALTHY)
+
+    @property
+    def reason(self) -> str:
+        """Why, "" for a healthy one."""
+        faults = sorted(self._faults.values(), key=lambda fault: fault.state)
+        return faults[-1].reason if faults else ""
+
     def may(self, is_write: bool) -> bool:
         """Whether a read, or a write, is worth trying now."""
+        if not self._faults:
+            return True
+        limit = State.HEALTHY if is_write else State.READ_ONLY
         with self._lock:
-            limit = State.HEALTHY if is_write else State.READ_ONLY
-            if self.state <= limit:
-                return True
-            if self._retry_at is None or self._clock.now() < self._retry_at:
+            against = {cause for cause, fault in self._faults.items() if fault.state > limit}
+            if against != {"calls"}:
+                return not against
+            fault, now = self._faults["calls"], self._clock.now()
+            if now < fault.retry_at:
                 return False
-            self._retry_at = self._clock.now() + self._retry_seconds
+            fault.retry_at = now + self.retry_seconds
             return True  # this one is the try
 
     def worked(self, is_write: bool) -> None:
-        """A read or a write went well."""
-        if not self._in_a_row and self.state == State.HEALTHY:
+        """A read or a write of a slot went well."""
+        if not self._in_a_row and "calls" not in self._faults:
             return
         with self._lock:
             self._in_a_row = 0
-            cured = State.READ_ONLY if is_write else State.OFFLINE
-            if self._retry_at is not None and self.state >= cured and self.state != State.HEALTHY:
-                self._log(f"nvme: {self._name} works again: {self.reason} has passed")
-                self.state, self.reason, self._retry_at = State.HEALTHY, "", None
+            fault = self._faults.get("calls")
+            if fault is not None and (is_write or fault.state == State.OFFLINE):
+                self._end("calls")
 
     def failed(self, is_write: bool, code: int) -> None:
-        """A read or a write met an error."""
+        """A read or a write of a slot met an error."""
         with self._lock:
             if is_write:
                 self.write_errors += 1
@@ -83,24 +106,33 @@ class Health:
             self._in_a_row += 1
             text = os.strerror(code)
             if code in GONE_ERRORS:
-                self._degrade(State.OFFLINE, text)
+                self._begin("calls", State.OFFLINE, text)
             elif is_write and code in FULL_ERRORS:
-                self._degrade(State.READ_ONLY, text)
+                self._begin("calls", State.READ_ONLY, text)
             elif self._in_a_row >= ERRORS_IN_A_ROW_MAX:
-                self._degrade(State.OFFLINE, f"{self._in_a_row} errors in a row, the last: {text}")
+                self._begin("calls", State.OFFLINE, f"nothing but errors, the last: {text}")
 
-    def lost(self, reason: str, state: State = State.READ_ONLY) -> None:
-        """A fault that is for good in this daemon's life."""
+    def begin(self, cause: Cause, reason: str) -> None:
+        """The device takes nothing new for this cause."""
         with self._lock:
-            self._degrade(state, reason)
-            self._retry_at = None
+            self._begin(cause, State.READ_ONLY, reason)
 
-    def _degrade(self, state: State, reason: str) -> None:
-        is_new = state > self.state
-        was_for_good = self.state != State.HEALTHY and self._retry_at is None
-        if is_new:
+    def end(self, cause: Cause) -> None:
+        """The cause has passed."""
+        if cause in self._faults:
+            with self._lock:
+                self._end(cause)
+
+    def _begin(self, cause: Cause, state: State, reason: str) -> None:
+        before = self._faults.get(cause)
+        if before is None or before.state < state:
             words = "serves no more" if state == State.OFFLINE else "stores nothing new"
             self._log(f"nvme: {self._name} {words}: {reason}")
-            self.state, self.reason = state, reason
-        if not was_for_good:
-            self._retry_at = self._clock.now() + self._retry_seconds
+        else:
+            state, reason = before.state, before.reason
+        self._faults[cause] = _Fault(state, reason, self._clock.now() + self.retry_seconds)
+
+    def _end(self, cause: Cause) -> None:
+        fault = self._faults.pop(cause, None)
+        if fault is not None:
+            self._log(f"nvme: {self._name}: passed: {fault.reason}")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from anchorstore.tiers.nvme import format as nvme_format
 from anchorstore.tiers.nvme.format import FOOTER_BYTES, UNIT_BYTES, Footer, footer_of, xxh3
-from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan
+from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan, promise
 
 MemoryOf = Callable[[int], npt.NDArray[np.uint8]]
 """All bytes of the memory that a plan's `segment_index` names."""
@@ -70,7 +70,7 @@ class Job:
         data_offset: int,
         device_key: int,
     ) -> None:
-        self.future: Future[Done] = Future()
+        self.future: Future[Done] = promise()
         self.status = np.zeros(len(plan), np.uint8)
         self.blocks_left = len(plan)
         self.deadline = 0.0

@@ -21,8 +21,8 @@ from anchorstore.tiers.nvme.device import read_superblock
 from anchorstore.tiers.nvme.engines import move
 from anchorstore.tiers.nvme.format import FOOTER_BYTES, UNIT_BYTES, Entries, Superblock
 from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, ReadJob, Run
-from anchorstore.tiers.nvme.journal import read_region
 from anchorstore.tiers.nvme.plans import ReadPlan, Status
+from anchorstore.tiers.nvme.region import read_region
 from anchorstore.tiers.nvme.replay import Recovered
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, aligned, open_at_rest
 from anchorstore.transport.segment import layout_key

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from concurrent.futures import Future
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,16 @@ class Status(enum.IntEnum):
     FOREIGN = 5  # the slot has no footer of this device
     REFUSED = 6  # the queue is full, or the device is degraded
     LATE = 7  # its deadline passed before it was begun
+
+
+T = TypeVar("T")
+
+
+def promise() -> Future[T]:
+    """A future that cannot be cancelled: what it stands for happens anyway."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 LOST = (Status.FAILED, Status.TORN, Status.OTHER, Status.FOREIGN)

@@ -88,7 +88,9 @@ class RingEngine:
             lane.buffers = run.job.prepare(run, lane.scratch)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
             run.job.error = error
-            self._end(lane)
+            self._scheduler.ended(run)
+            lane.run = None
+            self._free.append(lane)
             return
         lane.offset = run.job.place_of(run)
         self._push(lane)
@@ -118,18 +120,7 @@ class RingEngine:
             if lane.buffers:  # the file ends here
                 code = errno.ENOSPC if run.job.is_write else errno.EIO
         lane.buffers = []
-        try:
-            conclude(self._scheduler, self._health, run, lane.scratch, code)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
-            run.job.error = error
-            self._end(lane)
-            return
-        lane.run = None
-        self._free.append(lane)
-
-    def _end(self, lane: _Lane) -> None:
-        assert lane.run is not None
-        self._scheduler.ended(lane.run)
+        conclude(self._scheduler, self._health, run, lane.scratch, code)
         lane.run = None
         self._free.append(lane)
 

@@ -29,7 +29,7 @@ from anchorstore.tiers.nvme.device import NvmeDevice, Options
 from anchorstore.tiers.nvme.format import ENTRY, UNIT_BYTES, Entries
 from anchorstore.tiers.nvme.jobs import MemoryOf
 from anchorstore.tiers.nvme.notes import NamespaceNote
-from anchorstore.tiers.nvme.plans import Done, ReadPlan, WritePlan, chosen
+from anchorstore.tiers.nvme.plans import Done, ReadPlan, WritePlan, chosen, promise
 from anchorstore.tiers.nvme.replay import Recovered, once
 from anchorstore.tiers.nvme.seam import Log, OpenFile, open_direct
 
@@ -208,7 +208,7 @@ class NvmeTier:
 
     def flush(self) -> Future[None]:
         """Done when every device has flushed."""
-        done: Future[None] = Future()
+        done: Future[None] = promise()
         left = [len(self.devices)]
 
         def ended(_: Future[None]) -> None:
@@ -232,7 +232,7 @@ class _Joined:
     """The ends of a plan's parts as one."""
 
     def __init__(self, count: int) -> None:
-        self.future: Future[Done] = Future()
+        self.future: Future[Done] = promise()
         self._status = np.zeros(count, np.uint8)
         self._lock = threading.Lock()
         self._open = 1  # ourselves, until all parts have begun

@@ -4,6 +4,7 @@ Method: the shipped faulty file under a device; time moves by hand where it matt
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import pathlib
@@ -15,7 +16,7 @@ import pytest
 
 from anchorstore.clock import ManualClock
 from anchorstore.errors import ConfigError
-from anchorstore.testing.faulty_file import Faults
+from anchorstore.testing.faulty_file import Call, Faults
 from anchorstore.tiers.nvme.device import NvmeDevice, Options
 from anchorstore.tiers.nvme.format import UNIT_BYTES
 from anchorstore.tiers.nvme.health import ERRORS_IN_A_ROW_MAX, State
@@ -108,7 +109,7 @@ def test_errors_on_every_slot_take_the_device_offline_until_a_try_works(world: W
     assert statuses(world.device, world.blocks) == [Status.REFUSED] * 8
     world.clock.advance(RETRY_SECONDS)
     assert statuses(world.device, world.blocks) == [1] * 8
-    assert world.state() == State.HEALTHY and "works again" in world.log[1]
+    assert world.state() == State.HEALTHY and "passed" in world.log[1]
     world.device.close()
 
 
@@ -172,24 +173,43 @@ def test_write_torn_by_the_device_is_never_served(tmp_path: pathlib.Path) -> Non
     world.device.close()
 
 
-def test_failing_journal_stores_nothing_new_and_serves_on(world: World) -> None:
-    stop, _ = world.place(0)
-    world.faults.fail("write", errno.EIO, stop=stop)
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_journal_that_fails_stores_nothing_new_until_it_is_written(
+    tmp_path: pathlib.Path, call: Call
+) -> None:
+    world = World(tmp_path, dataclasses.replace(OPTIONS, retry_seconds=0.02))
+    data_offset, _ = world.place(0)
+    world.faults.fail(call, errno.EIO, stop=data_offset)
     world.device.note_gone(world.blocks.plan.unit[:1])
     world.device.flush().result(10)
     assert world.state() == State.READ_ONLY
     assert "journal cannot be written" in world.log[0]
     assert world.write_again() == [Status.REFUSED] * 8
     assert statuses(world.device, world.blocks) == [1] * 8
-    assert world.recovered_units() == list(range(8)), "what was lost is the note alone"
+    world.faults.release()
+    wait_until(lambda: world.state() == State.HEALTHY)
+    assert world.write_again() == [1] * 8
+    assert world.recovered_units() == list(range(1, 8)), "the note was kept and written"
     world.device.close()
 
 
-def test_failing_sync_is_a_failing_journal(world: World) -> None:
-    world.faults.fail("sync", errno.EIO)
-    world.device.note_gone(world.blocks.plan.unit[:1])
-    world.device.flush().result(10)
-    assert world.state() == State.READ_ONLY
+def test_compaction_that_fails_is_made_up_for(tmp_path: pathlib.Path) -> None:
+    options = dataclasses.replace(OPTIONS, retry_seconds=0.02, journal_bytes=64 * 1024)
+    world = World(tmp_path, options)
+    journal = world.device.journal
+    assert journal is not None
+    before = journal.counters["journal_compactions"]
+    world.faults.fail("write", errno.EIO, stop=2 * UNIT_BYTES)  # the superblocks
+    unit = np.array([1], np.uint32)
+    while world.state() == State.HEALTHY:
+        world.device.note_gone(unit)
+        world.device.flush().result(10)
+    assert journal.counters["journal_compactions"] == before
+    world.device.note_gone(unit + np.uint32(1))
+    world.faults.release()
+    wait_until(lambda: world.state() == State.HEALTHY)
+    assert journal.counters["journal_compactions"] == before + 1
+    assert world.recovered_units() == [0, 3, 4, 5, 6, 7]
     world.device.close()
 
 

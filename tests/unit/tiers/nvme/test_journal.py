@@ -18,7 +18,6 @@ from anchorstore.keys import Namespace
 from anchorstore.layout import AnchorLayout, Layout
 from anchorstore.tiers.nvme import format as nvme_format
 from anchorstore.tiers.nvme.format import ENTRY, UNIT_BYTES, Entries, FrameType
-from anchorstore.tiers.nvme.journal import RegionWriter, block_notes, read_region
 from anchorstore.tiers.nvme.notes import (
     NamespaceNote,
     read_kind,
@@ -26,6 +25,7 @@ from anchorstore.tiers.nvme.notes import (
     write_kind,
     write_namespace,
 )
+from anchorstore.tiers.nvme.region import RegionWriter, block_notes, read_region
 from anchorstore.tiers.nvme.replay import FrameWalk, Recovered, Replay
 from anchorstore.tiers.nvme.seam import FILE_NAME, open_direct
 from anchorstore.units import MIB

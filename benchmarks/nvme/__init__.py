@@ -1,0 +1,1 @@
+"""The nvme tier beside fio: the same file system, direct I/O, engine and depth, in turns."""

@@ -1,0 +1,128 @@
+"""The nvme tier beside fio.
+
+    python -m benchmarks.nvme [--json] [--path DIRECTORY] [--stored SIZE] [--rounds N] [--seconds S]
+
+Random blocks, direct I/O, in turns with fio on the same file system, with the same engine and
+depth: `threads` beside psync with as many threads, `io_uring` beside io_uring.  Ours makes and
+judges footers and verifies checksums; a 64 KiB block takes 68 KiB of the device.  Ratios are of
+bytes of blocks a second, 1.0 = as fast as fio.  Writes hold at most half of a device's depth, so
+fio writes with half as many calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+from anchorstore.units import KIB, MIB, format_bytes, parse_bytes
+from benchmarks import harness
+from benchmarks.nvme.figures import Line, Round, line, table
+from benchmarks.nvme.fio import Fio, ensure_fio
+from benchmarks.nvme.ours import Ours, opened
+
+BLOCK_BYTES = (MIB, 64 * KIB)
+ENGINES = ("threads", "io_uring")
+
+
+def file_system_of(path: pathlib.Path) -> str:
+    """Type of the file system, as the kernel lists it."""
+    best, kind = "", "unknown"
+    for row in pathlib.Path("/proc/mounts").read_text().splitlines():
+        _, mount, found, *_ = row.split()
+        if str(path.resolve()).startswith(mount) and len(mount) >= len(best):
+            best, kind = mount, found
+    return kind
+
+
+def measure(
+    subject: Ours, path: pathlib.Path, block_bytes: int, engine: str, arguments: argparse.Namespace
+) -> list[Line]:
+    """Reads and writes of one block size and engine."""
+    lines = []
+    for case, depth in (("read", arguments.depth), ("write", max(1, arguments.depth // 2))):
+        is_write = case == "write"
+        yardstick = None
+        if arguments.fio:
+            yardstick = Fio(path / "fio", arguments.stored, block_bytes, engine, depth)
+        ours: list[Round] = []
+        theirs: list[Round] = []
+        for turn in range(arguments.rounds):
+            print(f"{case} {format_bytes(block_bytes)} {engine} round {turn}", file=sys.stderr)
+            if yardstick is not None:
+                theirs.append(yardstick.run(is_write, arguments.seconds))
+            ours.append(subject.run(is_write, arguments.seconds))
+        lines.append(line(case, block_bytes, engine, depth, ours, theirs))
+    return lines
+
+
+def lay_out(path: pathlib.Path, size: int) -> None:
+    """fio's file, every byte written, so that no run meets an extent that is not."""
+    chunk = os.urandom(MIB)
+    with path.open("wb") as file:
+        for _ in range(-(-size // MIB)):
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """All cases; progress goes to standard error."""
+    lines: list[Line] = []
+    skipped: list[str] = []
+    with tempfile.TemporaryDirectory(dir=arguments.path, prefix="anchorstore-bench-") as name:
+        path = pathlib.Path(name)
+        if arguments.fio:
+            lay_out(path / "fio", arguments.stored)
+        for block_bytes in arguments.blocks:
+            for engine in arguments.engines:
+                shape = (block_bytes, arguments.stored, engine, arguments.depth)
+                with opened(path, *shape) as subject:
+                    if subject is None:
+                        skipped.append(f"{engine}: the kernel does not allow it")
+                        continue
+                    lines += measure(subject, path, block_bytes, engine, arguments)
+        system = file_system_of(path)
+    return {
+        "machine": harness.machine(),
+        "file_system": system,
+        "stored_bytes": arguments.stored,
+        "seconds": arguments.seconds,
+        "skipped": sorted(set(skipped)),
+        "results": [dataclasses.asdict(item) for item in lines],
+    }
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nvme", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--path", type=pathlib.Path, help="directory to measure (default: /tmp)")
+    parser.add_argument("--stored", type=parse_bytes, default=512 * MIB, help="bytes of blocks")
+    parser.add_argument("--depth", type=int, default=8, help="calls at the same time")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument("--blocks", nargs="+", type=parse_bytes, default=BLOCK_BYTES)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--no-fio", dest="fio", action="store_false", help="our side alone")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures and prints."""
+    arguments = parsed(argv)
+    if arguments.fio:
+        arguments.fio = ensure_fio()
+    document = run(arguments)
+    if arguments.json:
+        print(json.dumps(document, indent=1))
+    else:
+        results = document.pop("results")
+        print(table([Line(**item) for item in results]))  # type: ignore[attr-defined]
+        print(json.dumps(document, indent=1))
+    return 0

@@ -1,0 +1,76 @@
+"""fio as the yardstick: what the kernel and the device give to whoever asks in C.
+
+One job on one preallocated file, random blocks, direct: `psync` with a thread a call where we have
+threads, `io_uring` with as many calls out where we have a ring.  Its rates and its CPU time are
+fio's own, without its start.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+from benchmarks.nvme.figures import Round
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+IO_ENGINES = {"threads": "psync", "io_uring": "io_uring"}
+
+
+def ensure_fio() -> bool:
+    """Whether fio is here, installed where that is possible."""
+    if shutil.which("fio") is None:
+        subprocess.run([ROOT / "scripts" / "ensure_fio.sh"], stdout=2, check=True)
+    return shutil.which("fio") is not None
+
+
+class Fio:
+    """Runs on one file of `file_bytes`, which is written whole first.
+
+    Args:
+        engine: of ours; fio's is the one beside it in IO_ENGINES.
+        depth: calls at the same time.
+    """
+
+    def __init__(
+        self, path: pathlib.Path, file_bytes: int, block_bytes: int, engine: str, depth: int
+    ) -> None:
+        threads, calls = (depth, 1) if engine == "threads" else (1, depth)
+        self._command = [
+            "fio",
+            "--name=yardstick",
+            f"--filename={path}",
+            f"--size={file_bytes}",
+            f"--bs={block_bytes}",
+            f"--ioengine={IO_ENGINES[engine]}",
+            f"--iodepth={calls}",
+            f"--numjobs={threads}",
+            "--thread",
+            "--group_reporting",
+            "--direct=1",
+            "--randrepeat=0",
+            "--norandommap",
+            "--random_generator=tausworthe64",
+            "--time_based",
+            "--output-format=json",
+        ]
+
+    def run(self, is_write: bool, seconds: float) -> Round:
+        """One timed run; RuntimeError with fio's words where it fails."""
+        mode = "randwrite" if is_write else "randread"
+        command = [*self._command, f"--rw={mode}", f"--runtime={max(1, round(seconds))}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"fio: {done.stderr.strip() or done.stdout.strip()}")
+        return round_of(json.loads(done.stdout[done.stdout.index("{") :]), is_write)
+
+
+def round_of(document: dict[str, Any], is_write: bool) -> Round:
+    """The figures in fio's JSON."""
+    [job] = document["jobs"]
+    side = job["write" if is_write else "read"]
+    seconds = side["runtime"] / 1e3
+    busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
+    return Round(moved_bytes=side["io_bytes"], seconds=seconds, cpu_seconds=busy)
