@@ -22,6 +22,7 @@ class Loss(enum.StrEnum):
 
     EVICTED = "evicted"
     DECLINED = "declined"
+    COLD = "cold"
     WINDOW = "window"
     CHECKPOINT = "checkpoint"
     MARGIN = "margin"
@@ -30,6 +31,7 @@ class Loss(enum.StrEnum):
 MEANING = {
     Loss.EVICTED: "it was stored, and room was needed, or it was kept back for want of it",
     Loss.DECLINED: "the store did not take it when it was last offered",
+    Loss.COLD: "it lies in nvme, and dram had no room to bring in what the request needed",
     Loss.WINDOW: "its keys and values are there, the anchors that a replay needs are not",
     Loss.CHECKPOINT: "its keys and values are there, and no state behind the last checkpoint",
     Loss.MARGIN: "the newest tokens of a hit are computed again on purpose",

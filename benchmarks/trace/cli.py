@@ -5,7 +5,7 @@
 Every cache serves the same requests from the same bytes: anchorstore's own core in simulated time,
 Belady's optimum (what it is the optimum of: belady.py), caches of exact states (checkpoints.py) and
 a memory without end.  A capacity is a part of the working set, which is every different page of the
-trace, keys, values and anchors.
+trace, keys, values and anchors; 1/8+1/2 is dram and nvme, and rivals have the sum in one piece.
 """
 
 from __future__ import annotations
@@ -15,36 +15,49 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
 from anchorstore.errors import AnchorStoreError
 from anchorstore.keys import PAGE_TOKENS_DEFAULT
+from anchorstore.server.core.policies import POLICIES
 from benchmarks.trace.core import CapacityError
 from benchmarks.trace.daemon import DaemonError
 from benchmarks.trace.jsonl import TraceError, read_trace
 from benchmarks.trace.kinds import KINDS, generate
 from benchmarks.trace.lab import Plan, run_trace
+from benchmarks.trace.memory import Capacity, parse_capacity
 from benchmarks.trace.plot import PlotError, check_plot, draw
 from benchmarks.trace.report import render
 from benchmarks.trace.sizes import DEFAULT_MODEL, sizes_of_model
 from benchmarks.trace.trace import Trace
+from benchmarks.trace.variants import Variant, parse_variant
 
-REQUESTS_DEFAULT = 2000
+REQUESTS_DEFAULT = 1000
+CAPACITIES = ("1/8", "1/2", "1", "1/8+1/2", "1/8+9/8")
+VARIANTS = (*POLICIES, "lru+demote", "lru+second-sight")
+
 QUICK_REQUESTS = 300
+QUICK_CAPACITIES = ("1/8", "1/8+1/2")
+QUICK_VARIANTS = ("lru", "lfu", "lru+demote")
+
+JOBS_MAX = 64
 FAILURES = (AnchorStoreError, CapacityError, DaemonError, PlotError, TraceError)
-CAPACITIES = (Fraction(1, 8), Fraction(1, 4), Fraction(1, 2), Fraction(1))
 
 
-def fraction(text: str) -> Fraction:
-    """A capacity: a part of the working set such as 1/8 or 0.5, above 0."""
+def capacity(text: str) -> Capacity:
+    """A part of the working set, or two."""
     try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no fraction such as 1/8") from error
-    if not 0 < value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} of the working set: above 0, at most 1000")
-    return value
+        return parse_capacity(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def variant(text: str) -> Variant:
+    """A policy, and what of it goes to nvme."""
+    try:
+        return parse_variant(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def count(text: str) -> int:
@@ -59,7 +72,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trace", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_REQUESTS} requests, {len(QUICK_VARIANTS)} policies, two capacities",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        choices=range(1, JOBS_MAX + 1),
+        metavar="N",
+        help="caches served at a time, each in a process of its own (default: %(default)s)",
+    )
     parser.add_argument(
         "--plot", type=pathlib.Path, metavar="FILE.png", help="also draw it; needs matplotlib"
     )
@@ -78,15 +103,31 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--page-tokens", type=count, default=PAGE_TOKENS_DEFAULT, metavar="N", help="(%(default)s)"
     )
-    what.add_argument("--requests", type=count, default=REQUESTS_DEFAULT, metavar="N")
+    what.add_argument(
+        "--requests", type=count, default=REQUESTS_DEFAULT, metavar="N", help="(%(default)s)"
+    )
     what.add_argument("--seed", type=int, default=0, metavar="N")
-    who = parser.add_argument_group("what serves")
+    _add_caches(parser.add_argument_group("what serves"))
+    return parser
+
+
+def _add_caches(who: argparse._ArgumentGroup) -> None:
     who.add_argument(
         "--capacity",
-        type=fraction,
+        type=capacity,
         action="append",
-        metavar="PART",
-        help="of the working set, may be given again (default: 1/8, 1/4, 1/2, 1)",
+        metavar="PART[+PART]",
+        help="of the working set, in dram, or in dram and nvme; may be given again (default: "
+        f"{', '.join(CAPACITIES)})",
+    )
+    who.add_argument(
+        "--policy",
+        type=variant,
+        action="append",
+        metavar="NAME[+demote][+ADMISSION]",
+        help="of the store: how it evicts, +demote to write to nvme only what dram gives up, "
+        "+second-sight only what was used twice; may be given again (default: all policies, and "
+        "both for lru)",
     )
     who.add_argument(
         "--daemon",
@@ -109,7 +150,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="of every replayed hit, computed again (default: %(default)s, as in the adapters)",
     )
-    return parser
 
 
 def traces_of(arguments: argparse.Namespace) -> Iterator[Trace]:
@@ -128,7 +168,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             raise PlotError("--plot: a daemon has one capacity, there is nothing to draw")
         check_plot(arguments.plot)
     sizes = sizes_of_model(arguments.model, arguments.page_tokens)
-    plan = Plan(tuple(arguments.capacity or CAPACITIES), arguments.margin_pages, arguments.daemon)
+    capacities = arguments.capacity or [
+        parse_capacity(text) for text in (QUICK_CAPACITIES if arguments.quick else CAPACITIES)
+    ]
+    variants = arguments.policy or [
+        parse_variant(text) for text in (QUICK_VARIANTS if arguments.quick else VARIANTS)
+    ]
+    plan = Plan(
+        capacities=tuple(capacities),
+        variants=tuple(variants),
+        margin_pages=arguments.margin_pages,
+        daemon=arguments.daemon,
+        jobs=arguments.jobs,
+    )
     traces = [run_trace(trace, sizes, plan, say) for trace in traces_of(arguments)]
     about = {
         "model": sizes.model,

@@ -2,24 +2,25 @@
 
 ::
 
-    request --> lookup, release --> reserve, begin_seal, finish_seal of the rest --> evict_step
-                   |                       |
-                   hit, or why not         what is declined
+    demote --> lookup, promote, release --> reserve, begin_seal, finish_seal --> evict_step
+                  |                            |
+                  hit, or why not              what is declined
 
 The copy between begin_seal and finish_seal takes no time here, and one request is over before the
-next one starts.
+next one starts.  What moves between the tiers: movement.py.
 """
 
 from __future__ import annotations
 
 import collections
-import math
+import dataclasses
 
 import numpy as np
 
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import Component
 from anchorstore.server.core.store import Store
+from anchorstore.server.core.store_config import cold_slot_bytes_of
 from anchorstore.server.core.types import (
     ANY_LINEAGE,
     LookupResult,
@@ -27,16 +28,20 @@ from anchorstore.server.core.types import (
     Need,
     NeedAll,
     NeedWindow,
+    NvmeShape,
     Sealed,
     SealWork,
     StoreConfig,
     Verdict,
 )
-from anchorstore.transport.segment import SegmentShape
-from anchorstore.units import GIB, MIB
+from anchorstore.transport.segment import align
+from anchorstore.units import GIB, MIB, format_bytes
 from benchmarks.trace.caches import Loss, Served
+from benchmarks.trace.memory import Memory
+from benchmarks.trace.movement import Movement
 from benchmarks.trace.sizes import ROWS_PER_PAGE, Sizes
 from benchmarks.trace.trace import U32, U64, Trace
+from benchmarks.trace.variants import Variant
 from engine_adapter.budget import MAX_ROWS_DEFAULT, RATIO_DEFAULT
 
 KV, ANCHOR = 0, 1
@@ -52,7 +57,7 @@ SEGMENTS = 128
 
 
 class CapacityError(Exception):
-    """So few bytes that the pool has no room for a page of each component."""
+    """So few bytes that a pool has no room for a page of each component."""
 
 
 def page_hashes(distinct: int) -> U64:
@@ -66,45 +71,74 @@ def page_hashes(distinct: int) -> U64:
     return mixed.reshape(distinct, 4)
 
 
-def store_config(capacity_bytes: int, sizes: Sizes) -> StoreConfig:
-    """A dram pool of so many bytes, cut between kv and anchors as pages need it."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shape:
+    """A pool of a tier."""
+
+    segments: int
+    segment_bytes: int
+    component_share: dict[Component, float]
+
+
+def _shape(tier: str, capacity_bytes: int, kv_slot_bytes: int, anchor_slot_bytes: int) -> _Shape:
+    """A pool of so many bytes, cut between kv and anchors as pages need it."""
     segment_bytes = min(capacity_bytes // SEGMENTS, GIB) // MIB * MIB
-    segment_bytes = max(segment_bytes, 8 * sizes.kv_bytes + MIB)
+    segment_bytes = max(segment_bytes, align(8 * kv_slot_bytes + MIB // 2))
     segments = capacity_bytes // segment_bytes
     if segments < 2:
         raise CapacityError(
-            f"{capacity_bytes} bytes: at least {2 * segment_bytes} are needed for {sizes.model}"
+            f"{tier} of {format_bytes(capacity_bytes)}: at least {format_bytes(2 * segment_bytes)} "
+            "are needed for a pool of such pages"
         )
-    anchor_segments = _anchor_segments(segments, segment_bytes, sizes)
+    anchors = -(-segments * anchor_slot_bytes // (kv_slot_bytes + anchor_slot_bytes))
+    shares = {
+        Component.ANCHOR: anchors / segments,
+        Component.KV: (segments - anchors) / segments,
+    }
+    return _Shape(segments, segment_bytes, shares)
+
+
+def store_config(memory: Memory, sizes: Sizes, variant: Variant) -> StoreConfig:
+    """The daemon's defaults with pools of so many bytes; CapacityError where a tier is too small
+    to hold anything."""
+    dram = _shape("dram", memory.dram_bytes, sizes.kv_bytes, sizes.anchor_bytes)
+    nvme = None
+    if memory.nvme_bytes:
+        kv, anchor = sizes.kv.block_bytes(), sizes.anchor.block_bytes()
+        slots = (cold_slot_bytes_of(kv), cold_slot_bytes_of(anchor))
+        shape = _shape("nvme", memory.nvme_bytes, *slots)
+        nvme = NvmeShape(
+            shape.segments,
+            shape.segment_bytes,
+            shape.component_share,
+            ahead=variant.is_ahead,
+            policy=variant.make_policy(),
+            admission=variant.make_admission(),
+        )
     return StoreConfig(
-        segments=segments,
-        segment_bytes=segment_bytes,
-        component_share={
-            Component.ANCHOR: anchor_segments / segments,
-            Component.KV: (segments - anchor_segments) / segments,
-        },
+        dram.segments,
+        dram.segment_bytes,
+        dram.component_share,
+        policy=variant.make_policy(),
+        nvme=nvme,
     )
 
 
-def _anchor_segments(segments: int, segment_bytes: int, sizes: Sizes) -> int:
-    """Fewest segments that hold anchors of as many pages as the others hold kv of."""
-    kv_slots = SegmentShape(segment_bytes, sizes.kv_bytes).slots
-    anchor_slots = SegmentShape(segment_bytes, sizes.anchor_bytes).slots
-    return math.ceil(segments * kv_slots / (kv_slots + anchor_slots))
-
-
 class StoreCache:
-    """The core with a dram tier, asked as an engine's adapter asks it."""
+    """The core with its tiers, asked as an engine's adapter asks it."""
 
-    def __init__(self, trace: Trace, sizes: Sizes, capacity_bytes: int, margin_pages: int) -> None:
-        self.name = "anchorstore lru"
+    def __init__(
+        self, trace: Trace, sizes: Sizes, memory: Memory, variant: Variant, margin_pages: int
+    ) -> None:
+        self.name = f"anchorstore {variant}"
         self.trace = trace
         self.sizes = sizes
         self.margin_pages = margin_pages
-        self.store = Store(store_config(capacity_bytes, sizes), boot_id=bytes(16))
+        self.store = Store(store_config(memory, sizes, variant), boot_id=bytes(16))
         self._hashes = page_hashes(trace.distinct)
         self._declined = np.zeros(trace.distinct, np.bool_)  # when last offered
         self._moved: collections.Counter[str] = collections.Counter()
+        self._movement = Movement(self.store, self._moved) if memory.nvme_bytes else None
         namespace = Namespace("lab", sizes.model, bytes(32), page_tokens=trace.page_tokens)
         layouts = [sizes.kv, sizes.anchor]
         grant = self.store.open_session(SESSION, namespace, layouts, now=0.0)
@@ -113,37 +147,50 @@ class StoreCache:
 
     def serve(self, request: int, seen: int) -> Served:
         """Looks up, seals what is missing, does the watermark's work."""
-        path = self.trace.path(request)
+        path, now = self.trace.path(request), float(self.trace.seconds[request])
         hashes = self._hashes[path].tobytes()
-        now = float(self.trace.seconds[request])
+        if self._movement:
+            self._movement.demote(now)
         usable = int(self.trace.usable[request])
         served, resume = Served(0, {}), 0
         if usable:
             asked = hashes[: DIGEST_BYTES * usable]
-            found = self._look_up(asked, now)
+            found, is_refused = self._look_up(asked, now)
             resume = found.resume_pages
-            served = self._served(path, asked, found, seen)
+            served = self._served(path, asked, found, is_refused, seen)
         self._keep(path, hashes, resume, now)
         while self.store.evict_step(now, EVICT_STEP_BLOCKS):
             pass
         return served
 
     def moved(self) -> dict[str, int]:
-        """Bytes read from and written to dram."""
+        """Bytes read from and written to each tier."""
         return dict(self._moved)
 
-    def _look_up(self, asked: bytes, now: float) -> LookupResult:
-        found = self.store.lookup(
-            SESSION, asked, NEEDS, max_lineage=ANY_LINEAGE, margin_pages=self.margin_pages, now=now
-        )
+    def _look_up(self, asked: bytes, now: float) -> tuple[LookupResult, bool]:
+        """The answer, and whether more lies in nvme that dram had no room for."""
+        refused = self.store.counters["promotions_refused"]
+        found = self._ask(asked, now)
+        if found.promotion is not None:
+            assert self._movement is not None
+            self._movement.promote(found.promotion, now)
+            found = self._ask(asked, now)
+            assert found.promotion is None, "what was brought in is not there"
         if found.lease_id:
             self.store.release(SESSION, [found.lease_id], now)
         for columns in found.columns:
             size = self.sizes.kv_bytes if columns.layout == KV else self.sizes.anchor_bytes
             self._moved["dram read"] += size * len(columns)
-        return found
+        return found, self.store.counters["promotions_refused"] > refused
 
-    def _served(self, path: U32, asked: bytes, found: LookupResult, seen: int) -> Served:
+    def _ask(self, asked: bytes, now: float) -> LookupResult:
+        return self.store.lookup(
+            SESSION, asked, NEEDS, max_lineage=ANY_LINEAGE, margin_pages=self.margin_pages, now=now
+        )
+
+    def _served(
+        self, path: U32, asked: bytes, found: LookupResult, is_refused: bool, seen: int
+    ) -> Served:
         boundary = found.boundary_pages
         present = boundary
         if boundary < seen:
@@ -151,7 +198,8 @@ class StoreCache:
         if found.miss is Miss.MARGIN:
             boundary = min(self.margin_pages, present)
         lost = collections.Counter({Loss.MARGIN: boundary - found.resume_pages})
-        for stop, reason in ((present, Loss.WINDOW), (seen, Loss.EVICTED)):
+        unusable = Loss.COLD if is_refused else Loss.WINDOW
+        for stop, reason in ((present, unusable), (seen, Loss.EVICTED)):
             if stop > boundary:
                 lost[Loss.DECLINED if self._declined[path[boundary]] else reason] += stop - boundary
                 boundary = stop
@@ -185,6 +233,7 @@ class StoreCache:
     def _copy(self, work: SealWork, now: float) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """What the daemon's mover would do; one answer a block."""
         count = len(work.copies)
+        self.store.take_gone()
         self._moved["dram written"] += int(work.copies.block_bytes.sum())
         results = self.store.finish_seal(
             work.ticket, np.ones(count, np.bool_), np.zeros(count, np.uint64), now

@@ -5,12 +5,13 @@ A document, for --json: traces, each with its caches by capacity; figures are pa
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from typing import Any
 
 from anchorstore.units import format_bytes
@@ -26,8 +27,10 @@ from benchmarks.trace.checkpoints import (
 from benchmarks.trace.core import StoreCache
 from benchmarks.trace.daemon import DaemonCache
 from benchmarks.trace.infinite import InfiniteCache
+from benchmarks.trace.memory import Capacity, Memory
 from benchmarks.trace.sizes import Sizes
 from benchmarks.trace.trace import U32, Trace, next_uses, seen_before
+from benchmarks.trace.variants import Variant, parse_variant
 
 Say = Callable[[str], None]
 
@@ -38,12 +41,14 @@ GRID = "checkpoints grid"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is compared: capacities are fractions of a trace's working set; with the address of a
-    daemon, it alone, as large as it is."""
+    """What is compared; with the address of a daemon, it alone, as large as it is.  `jobs` caches
+    are served at a time, in processes of their own where that is more than one."""
 
-    capacities: tuple[Fraction, ...]
+    capacities: tuple[Capacity, ...]
+    variants: tuple[Variant, ...]
     margin_pages: int
     daemon: str | None = None
+    jobs: int = 1
 
 
 class Bench:
@@ -67,13 +72,30 @@ class Bench:
         """Every different page, kv and anchors."""
         return self.trace.distinct * self.sizes.page_bytes
 
-    def caches(self, capacity_bytes: int) -> Iterator[Cache]:
-        """All that are compared, each of so many bytes."""
+    def names(self, memory: Memory) -> list[str]:
+        """Every cache that is compared; variants that need nvme are left out where there is none.
+        Tiers are the store's alone, its rivals have the same bytes in one piece."""
+        variants = [v for v in self.plan.variants if memory.nvme_bytes or not v.needs_nvme]
+        return [*map(str, variants), BeladyCache.name, *self._placements]
+
+    def make(self, name: str, memory: Memory) -> Cache:
+        """The cache of a name, empty."""
         trace, sizes, margin = self.trace, self.sizes, self.plan.margin_pages
-        yield StoreCache(trace, sizes, capacity_bytes, margin)
-        yield BeladyCache(trace, self._uses, sizes, capacity_bytes, margin)
-        for name, placement in self._placements.items():
-            yield CheckpointCache(name, trace, sizes, capacity_bytes, placement)
+        if name == BeladyCache.name:
+            return BeladyCache(trace, self._uses, sizes, memory.total_bytes, margin)
+        if placement := self._placements.get(name):
+            return CheckpointCache(name, trace, sizes, memory.total_bytes, placement)
+        return StoreCache(trace, sizes, memory, parse_variant(name), margin)
+
+    def line(self, capacity: Capacity, name: str) -> dict[str, Any]:
+        """One line of the report."""
+        memory = capacity.of(self.working_set_bytes)
+        about = {
+            "capacity": str(capacity),
+            "capacity_bytes": memory.total_bytes,
+            "nvme_bytes": memory.nvme_bytes,
+        }
+        return about | self.serve_all(self.make(name, memory))
 
     def serve_all(self, cache: Cache) -> dict[str, Any]:
         """Every request of the trace, in order; the cache's line of the report."""
@@ -107,11 +129,16 @@ class Bench:
             with contextlib.closing(daemon):
                 yield self.serve_all(daemon)
             return
-        for capacity in self.plan.capacities:
-            size = int(capacity * self.working_set_bytes)
-            for cache in self.caches(size):
-                found = self.serve_all(cache)
-                yield {"capacity": str(capacity), "capacity_bytes": size, **found}
+        wanted = [
+            (capacity, name)
+            for capacity in self.plan.capacities
+            for name in self.names(capacity.of(self.working_set_bytes))
+        ]
+        if self.plan.jobs == 1:
+            yield from itertools.starmap(self.line, wanted)
+            return
+        with concurrent.futures.ProcessPoolExecutor(self.plan.jobs) as pool:
+            yield from pool.map(self.line, *zip(*wanted, strict=True))
 
 
 def run_trace(trace: Trace, sizes: Sizes, plan: Plan, say: Say) -> dict[str, Any]:

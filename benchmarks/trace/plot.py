@@ -9,7 +9,6 @@ import importlib
 import math
 import pathlib
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 PANEL_INCHES = (5.0, 4.0)
@@ -67,16 +66,19 @@ def draw(document: Mapping[str, Any], path: pathlib.Path) -> None:
 def _panel(panel: Any, trace: Mapping[str, Any]) -> None:
     """One trace."""
     lines: dict[str, list[tuple[float, float]]] = {}
+    parts = {}
     for line in trace["caches"]:
-        point = (float(Fraction(line["capacity"])), 100 * line["hit_rate"])
-        lines.setdefault(line["cache"], []).append(point)
+        part = line["capacity_bytes"] / trace["working_set_bytes"]
+        tiers = " + nvme" if line["nvme_bytes"] and line["cache"].startswith("anchorstore") else ""
+        lines.setdefault(line["cache"] + tiers, []).append((part, 100 * line["hit_rate"]))
+        parts[round(part, 3)] = line["capacity"]
     panel.axhline(100 * trace["infinite"]["hit_rate"], color="0.7", label="infinite")
     for name, points in lines.items():
         capacities, rates = zip(*sorted(points), strict=True)
-        panel.plot(capacities, rates, STYLES[name.split()[0]], marker=".", label=name)
-    ticks = {Fraction(line["capacity"]) for line in trace["caches"]}
+        style = "o" if name.endswith("+ nvme") else STYLES[name.split()[0]]
+        panel.plot(capacities, rates, style, marker="." if style != "o" else "o", label=name)
     panel.set_xscale("log", base=2)
-    panel.set_xticks([float(tick) for tick in ticks], [str(tick) for tick in ticks])
+    panel.set_xticks(list(parts), list(parts.values()), rotation=45)
     panel.set_ylim(0, 100)
     panel.set_title(trace["trace"])
     panel.set_xlabel("bytes, part of the working set")

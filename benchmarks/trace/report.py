@@ -10,6 +10,12 @@ from benchmarks.engine.report import aligned, share
 from benchmarks.trace.caches import MEANING
 from benchmarks.trace.lab import GRID
 
+NOTES = (
+    "to belady: points below the optimum, told the future; x grid: pages hit over those of",
+    "checkpoints grid: a state each 8192 tokens, at request ends, at branches when seen twice",
+    "checkpoints placed: as many, where the workload's requests share most often, told beforehand",
+    "checkpoints told: as many, where the later requests of this very prompt will leave it",
+)
 WAYS = ("dram read", "dram written", "nvme read", "nvme written", "daemon read")
 
 
@@ -78,9 +84,6 @@ def render(document: Mapping[str, Any]) -> str:
         f"{format_bytes(sizes['state_bytes'])}"
     )
     parts = [head, *(trace_report(trace) for trace in document["traces"])]
-    about = (
-        "to belady: points below the optimum of the same bytes; x grid: pages hit over those of\n"
-        "checkpoints each 8192 tokens, at request ends and at branches seen twice, same bytes"
-    )
+    about = "\n".join(NOTES)
     legend = "shares are of the usable pages; pages seen before and computed again, by reason:"
     return "\n\n".join([*parts, about, "\n".join([legend, *words])])

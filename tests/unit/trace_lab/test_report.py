@@ -16,7 +16,8 @@ from benchmarks.trace.cli import main
 from benchmarks.trace.kinds import KINDS
 from benchmarks.trace.plot import PlotError, check_plot, draw
 
-SMALL = ["--trace", "branches", "--requests", "40", "--capacity", "1/4", "--capacity", "1"]
+SMALL = ["--trace", "branches", "--requests", "40", "--capacity", "1/4", "--capacity", "1/4+1"]
+SMALL += ["--policy", "lru", "--policy", "lru+demote"]
 PNG = b"\x89PNG\r\n"
 
 
@@ -31,7 +32,9 @@ def test_json_of_a_small_run_adds_up(capsys: pytest.CaptureFixture[str]) -> None
     document = document_of(capsys, *SMALL)
     [trace] = document["traces"]
     assert trace["requests"] == 40 and trace["trace"] == "branches"
-    assert {line["capacity"] for line in trace["caches"]} == {"1/4", "1"}
+    assert {line["capacity"] for line in trace["caches"]} == {"1/4", "1/4+1"}
+    ours = [line["cache"] for line in trace["caches"] if line["cache"].startswith("anchorstore")]
+    assert ours == ["anchorstore lru", "anchorstore lru", "anchorstore lru+demote"]
     for line in [trace["infinite"], *trace["caches"]]:
         lost = sum(line["lost_pages"].values())
         assert line["hit_pages"] + lost + trace["new_pages"] == trace["usable_pages"]
@@ -71,7 +74,7 @@ def test_run_of_a_file_names_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     file = tmp_path / "mine.jsonl"
     lines = [{"tokens": [*range(64 * 40), turn, 5]} for turn in range(4)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    document = document_of(capsys, "--jsonl", str(file), "--capacity", "2")
+    document = document_of(capsys, "--jsonl", str(file), "--capacity", "2", "--policy", "lru")
     [trace] = document["traces"]
     assert trace["trace"] == "mine.jsonl"
     assert trace["infinite"]["hit_pages"] == 3 * (40 - 1)  # a margin of one page
@@ -96,7 +99,15 @@ def test_run_that_cannot_be_says_why(
 
 
 @pytest.mark.parametrize(
-    "words", [["--capacity", "0"], ["--capacity", "x"], ["--requests", "0"], ["--trace", "other"]]
+    "words",
+    [
+        ["--capacity", "0"],
+        ["--capacity", "x"],
+        ["--requests", "0"],
+        ["--trace", "other"],
+        ["--policy", "other"],
+        ["--policy", "lru+other"],
+    ],
 )
 def test_wrong_option_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
