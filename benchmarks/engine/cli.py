@@ -32,6 +32,7 @@ from benchmarks.engine.events import EndpointError
 from benchmarks.engine.report import render
 from benchmarks.engine.servers import Variant
 from benchmarks.engine.traces import KINDS
+from engine_adapter.budget import MARGIN_TOKENS_DEFAULT
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TEXT_MODEL = ROOT / "engine_adapter" / "models" / "text"
@@ -123,7 +124,11 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--answer-tokens", type=int, default=16, metavar="N")
     what.add_argument("--token-ids", type=token_range, metavar="FIRST:STOP", help="of prompts")
     what.add_argument(
-        "--margin", type=int, default=64, metavar="W", help="tokens left out of the ideal"
+        "--margin",
+        type=int,
+        default=MARGIN_TOKENS_DEFAULT,
+        metavar="W",
+        help="tokens left out of the ideal (default: %(default)s)",
     )
     what.add_argument("--pause", type=float, default=0.05, metavar="S", help="between requests")
     who = parser.add_argument_group("who is asked")
