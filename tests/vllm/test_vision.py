@@ -1,5 +1,5 @@
 """Goal: text prompts to a model that also sees are reused as those to a plain one.
-Method: the tiny Qwen3.5 in the class that Qwen3.5 is published in, a vision tower beside its language
+Method: the tiny Qwen3.5 in the class that it is published in, a vision tower beside its language
 model; one branch on a second engine that never saw the base, against the first one's full prefill,
 with the zero state beside it.
 """
