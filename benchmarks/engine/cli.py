@@ -109,6 +109,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PAIRS} pairs, short exams")
+    _add_questions(parser)
+    _add_servers(parser)
+    _add_setup(parser)
+    return parser
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is asked")
     what.add_argument("--trace", choices=KINDS, default="branches", help="default: %(default)s")
     what.add_argument("--quality", action="store_true", help="answers of a trained tiny model")
@@ -131,6 +138,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="tokens left out of the ideal (default: %(default)s)",
     )
     what.add_argument("--pause", type=float, default=0.05, metavar="S", help="between requests")
+
+
+def _add_servers(parser: argparse.ArgumentParser) -> None:
     who = parser.add_argument_group("who is asked")
     model = who.add_mutually_exclusive_group()
     model.add_argument("--model", type=pathlib.Path, metavar="DIR", help="default: the text model")
@@ -156,6 +166,9 @@ def make_parser() -> argparse.ArgumentParser:
         "anchorstore; for --quality also every row kept and the controls)",
     )
     who.add_argument("--replicas", type=int, default=1, metavar="N", help="servers of each variant")
+
+
+def _add_setup(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how servers run")
     how.add_argument(
         "--python",
@@ -175,7 +188,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--server-flag", action="append", default=[], metavar="FLAG", help="passed to every vLLM"
     )
     how.add_argument("--logs", type=pathlib.Path, metavar="DIR", help="keep the servers' logs")
-    return parser
 
 
 def plan_of(arguments: argparse.Namespace) -> session.Plan:
