@@ -3,6 +3,7 @@
 #   .venv/            everything: torch (CPU), the wheel built from this checkout, its extras
 #   .venv-proto/      the pinned stub generator, which wants an older protobuf
 #   .venv-vllm/       vLLM for CPU and the same wheel, for `make test-vllm` alone
+#   .venv-sglang/     SGLang's radix tree and the same wheel, for `make test-sglang` alone
 #   dist/             the wheel that the tests and the demo run
 #
 # Each step leaves a stamp in .venv/, so a second call installs nothing again; the wheel is built
@@ -33,7 +34,7 @@ export PYTHONSAFEPATH := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv demo test test-vllm tidy bench soak soak-store soak-vllm proto clean
+.PHONY: help venv demo test test-vllm test-sglang tidy bench soak soak-store soak-vllm proto clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -50,6 +51,9 @@ test: .venv/.wheel .venv-proto/.done ## every lane of docs/testing.md in order (
 test-vllm: .venv-vllm/.wheel ## the adapter in a real vLLM, on CPU (ARGS="-k granite")
 	@scripts/ensure_vllm_libraries.sh
 	@.venv-vllm/bin/python scripts/lanes.py --vllm --pytest="$(ARGS)"
+
+test-sglang: .venv-sglang/.wheel ## our order of eviction against SGLang's own tree (ARGS="-k slru")
+	@.venv-sglang/bin/python scripts/lanes.py --sglang --pytest="$(ARGS)"
 
 soak-vllm: .venv-vllm/.wheel ## what of it takes long: half an hour of faults, more models
 	@scripts/ensure_vllm_libraries.sh
@@ -71,8 +75,8 @@ proto: .venv-proto/.done ## write the stubs from proto/ anew
 	@.venv-proto/bin/python scripts/proto.py
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-proto .venv-vllm dist build .cache .make .pytest_cache .mypy_cache .ruff_cache
-	rm -rf .import_linter_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-vllm .venv-sglang dist build .cache .make .hypothesis
+	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.python:
@@ -106,4 +110,14 @@ clean: ## remove environments, builds and caches
 
 .venv-vllm/.wheel: $(SOURCES) $(PROJECT) .venv-vllm/.done
 	@scripts/install_wheel.sh server .venv-vllm
+	@touch $@
+
+.venv-sglang/.done: scripts/sglang_env.py scripts/vllm_env.py
+	@echo "== creating .venv-sglang with SGLang's radix tree (2 GB)"
+	@PYTHONPATH=. $(PYTHON) scripts/sglang_env.py .venv-sglang \
+	  $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
+	@touch $@
+
+.venv-sglang/.wheel: $(SOURCES) $(PROJECT) .venv-sglang/.done
+	@scripts/install_wheel.sh server .venv-sglang
 	@touch $@

@@ -8,6 +8,7 @@ table and tests/tidy compares the two)::
     python scripts/lanes.py unit model       some
     python scripts/lanes.py --soak           tests marked slow, without budgets
     python scripts/lanes.py --vllm           the lane that needs an environment with vLLM
+    python scripts/lanes.py --sglang         the one that needs SGLang
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-INSTALL_MINUTES = 14
+INSTALL_MINUTES = 13
 TOTAL_MINUTES = 59
 NO_TESTS = 5  # pytest's exit status
 
@@ -42,15 +43,22 @@ class Lane:
 LANES = (
     Lane("tidy", ("tidy",), 3, "style, types, floors, budgets, documents, stub drift"),
     Lane("install", ("install",), 3, "the wheel alone, with newest and oldest requirements"),
-    Lane("unit", ("unit", "regressions"), 4, "one module at a time, no process, no socket"),
-    Lane("model", ("model",), 3, "random operations against plain-dict models, fuzzing"),
-    Lane("integration", ("integration", "contract", "attacks"), 5, "a real daemon, killed clients"),
+    Lane("unit", ("unit", "regressions"), 5, "one module at a time, no process, no socket"),
+    Lane("model", ("model",), 4, "random operations against plain-dict models, fuzzing"),
+    Lane(
+        "integration",
+        ("integration", "contract", "attacks", "gpu"),
+        6,
+        "a real daemon, killed clients, tiers",
+    ),
     Lane("adapter", ("adapter",), 6, "replay against prefill, quality gates of the trained models"),
     Lane("e2e", ("e2e",), 4, "command line, demo and benchmark as a user runs them"),
 )
 
-VLLM = Lane("vllm", ("vllm",), 17, "the adapter in a real vLLM, on CPU: `make test-vllm`")
-"""A lane apart: it runs in an environment of its own, and not in `make test`."""
+VLLM = Lane("vllm", ("vllm",), 15, "the adapter in a real vLLM, on CPU: `make test-vllm`")
+SGLANG = Lane("sglang", ("oracle",), 10, "eviction against SGLang's tree: `make test-sglang`")
+APART = (VLLM, SGLANG)
+"""Lanes that each run in an environment of their own, and not in `make test`."""
 
 assert INSTALL_MINUTES + sum(lane.minutes for lane in (*LANES, VLLM)) <= TOTAL_MINUTES
 
@@ -126,16 +134,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the test lanes one after another.")
     parser.add_argument("lanes", nargs="*", metavar="LANE", help="default: every lane")
     parser.add_argument("--soak", action="store_true", help="tests marked slow, no budgets")
-    parser.add_argument("--vllm", action="store_true", help="the lane in a real vLLM alone")
+    for lane in APART:
+        parser.add_argument(f"--{lane.name}", action="store_true", help=lane.purpose)
     parser.add_argument("--pytest", default="", help="further options of pytest, as one text")
     arguments = parser.parse_args()
     names = {lane.name for lane in LANES}
     if unknown := sorted(set(arguments.lanes) - names):
         parser.error(f"no lane {', '.join(unknown)}: there are {', '.join(sorted(names))}")
     chosen = [lane for lane in LANES if not arguments.lanes or lane.name in arguments.lanes]
-    chosen = [VLLM] if arguments.vllm else chosen
+    chosen = [lane for lane in APART if getattr(arguments, lane.name)] or chosen
     options = shlex.split(arguments.pytest)
-    if arguments.vllm:  # an engine takes long to start, and a fixture starts several
+    if chosen[0] in APART:  # an engine takes long to import and to start
         options += ["--timeout=900", "-o", "faulthandler_timeout=0"]
     outcomes = [run(lane, arguments.soak, options) for lane in chosen]
     print("\n==== lanes")

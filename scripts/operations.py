@@ -38,6 +38,7 @@ def metric_families() -> list[Metric]:
             admin_pb2.TierStatus(
                 name="dram",
                 components=[admin_pb2.ComponentStatus(component=store_pb2.COMPONENT_KV)],
+                devices=[admin_pb2.DeviceStatus(path="/mnt/nvme0", state="healthy")],
             )
         ],
         counters={"hits_lineage_0": 1, "another": 1},

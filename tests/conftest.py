@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 import anchorstore
+from anchorstore.transport.cuda_driver import device_count
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -44,17 +45,9 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"anchorstore {anchorstore.__version__} from {_source()}"
 
 
-def _cuda() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips tests marked gpu where there is no CUDA device, and says so."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not _cuda():
+    if marked and not device_count():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))

@@ -121,7 +121,11 @@ def pages_text(pages: list[admin_pb2.PageStatus]) -> str:
         first = [digest(page.path_hash), number(page.page), number(page.children)]
         for block in page.blocks:
             cells = [component_word(block.component), digest(block.layout_digest)]
-            cells += [_shard(block.shard), block.tier, format_bytes(block.bytes)]
+            cells += [
+                _shard(block.shard),
+                "+".join(block.tiers) or block.tier,
+                format_bytes(block.bytes),
+            ]
             rows.append([*first, *cells, str(block.lineage), str(block.leases)])
             first = ["", "", ""]
         if not page.blocks:

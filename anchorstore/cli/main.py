@@ -55,8 +55,13 @@ COMMANDS = (
     Command("serve", "anchorstore.cli.serve", "run the daemon", "server"),
     Command("config", "anchorstore.cli.config", "list, check or show the daemon's configuration"),
     Command("status", "anchorstore.cli.status", "what a running daemon holds"),
+    Command("top", "anchorstore.cli.top", "what a running daemon does, live"),
     Command("ls", "anchorstore.cli.ls", "list namespaces, or the pages of one"),
-    Command("check", "anchorstore.cli.check", "walk every invariant of a running daemon"),
+    Command(
+        "check",
+        "anchorstore.cli.check",
+        "walk every invariant of a daemon, or of a device",
+    ),
     Command(
         "explain", "anchorstore.cli.explain", "how far a prefix matches, and why it ends there"
     ),

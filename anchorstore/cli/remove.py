@@ -48,6 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         leased = number(answer.blocks_leased)
         print(f"removed {number(answer.blocks_removed)} blocks; {leased} of them are still leased")
+    if answer.may_come_back:
+        warning = "nvme has not taken note of it: after a restart blocks may be found again"
+        print(f"anchorstore remove: {warning}", file=sys.stderr)
     return 0
 
 

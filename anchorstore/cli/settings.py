@@ -31,6 +31,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for option, value, key, text in SHORTCUTS:
         parser.add_argument(option, metavar=value, help=f"{text} (sets {key})")
     parser.add_argument(
+        "--nvme",
+        metavar="PATH:SIZE",
+        action="append",
+        default=[],
+        help="a device below the pool, e.g. /mnt/nvme0:1TiB; repeatable (sets tiers.nvme.devices)",
+    )
+    parser.add_argument(
         "--insecure-bind",
         action="store_true",
         help="bind beyond loopback without TLS and tokens (sets listen.insecure_bind)",
@@ -44,6 +51,8 @@ def overrides_of(args: argparse.Namespace) -> list[Override]:
         for option, _, key, _ in SHORTCUTS
         if (value := getattr(args, option.lstrip("-"))) is not None
     ]
+    if args.nvme:
+        found.append(Override("tiers.nvme.devices", ",".join(args.nvme), "--nvme"))
     if args.insecure_bind:
         found.append(Override("listen.insecure_bind", "true", "--insecure-bind"))
     return found + [parse_override(text) for text in args.set]
@@ -67,6 +76,11 @@ def unusable_files(config: Config) -> list[str]:
     for key, path in named.items():
         if path and not os.access(path, os.R_OK):
             found.append(f"{key}: cannot read {path}")
+    for device in config.tiers.nvme.devices:
+        path = Path(device.path)
+        target = path if path.exists() else path.parent
+        if not os.access(target, os.R_OK | os.W_OK):
+            found.append(f"tiers.nvme.devices: cannot use {device.path}: no right to {target}")
     folder = Path(config.listen.socket).absolute().parent
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):  # serve makes the rest

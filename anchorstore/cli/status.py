@@ -55,6 +55,8 @@ def status_text(status: admin_pb2.StatusResponse) -> str:
             f"{status.reservations}, {pages}, index {format_bytes(status.index_bytes)}\n"
         )
         parts = [head + sight, tiers_text(status)]
+        if any(tier.devices for tier in status.tiers):
+            parts.append(devices_text(status))
     else:  # the rest of the counts are an operator's alone
         sight = f"sessions {status.sessions}, {pages}\nnot an operator: own domain only\n"
         parts = [head + sight]
@@ -84,14 +86,35 @@ def tiers_text(status: admin_pb2.StatusResponse) -> str:
     return table(headers, rows, "llrrrrr")
 
 
+def devices_text(status: admin_pb2.StatusResponse) -> str:
+    """A line a device of the nvme tier."""
+    headers = ["DEVICE", "STATE", "ENGINE", "CAPACITY", "READ", "WRITTEN", "ERRORS", "LATE"]
+    rows = []
+    for device in (device for tier in status.tiers for device in tier.devices):
+        state = f"{device.state}: {device.reason}" if device.reason else device.state
+        cells = [device.path, "stalled" if device.stalled else state, device.engine]
+        cells += [format_bytes(device.capacity_bytes)]
+        cells += [format_bytes(device.bytes_read), format_bytes(device.bytes_written)]
+        errors = number(device.read_errors + device.write_errors)
+        rows.append([*cells, errors, number(device.late_blocks)])
+    return table(headers, rows, "lllrrrrr")
+
+
 def namespaces_text(namespaces: Iterable[admin_pb2.NamespaceStatus]) -> str:
     """A line a namespace."""
     headers = ["NAMESPACE", "DOMAIN", "MODEL", "PAGES", "USED", "QUOTA", "LINEAGE", "SESSIONS"]
-    rows = []
-    for space in namespaces:
+    rows, spaces = [], list(namespaces)
+    with_nvme = any(space.nvme_bytes or space.nvme_quota_bytes for space in spaces)
+    if with_nvme:
+        headers[6:6] = ["NVME", "NVME QUOTA"]
+    for space in spaces:
         quota = format_bytes(space.quota_bytes) if space.quota_bytes else "none"
         lineage = "any" if space.max_lineage == 255 else str(space.max_lineage)
         cells = [digest(space.root_digest), space.domain, space.model, number(space.pages)]
-        cells += [format_bytes(space.bytes), quota, lineage, number(space.sessions)]
+        cells += [format_bytes(space.bytes), quota]
+        if with_nvme:
+            cells += [format_bytes(space.nvme_bytes)]
+            cells += [format_bytes(space.nvme_quota_bytes) if space.nvme_quota_bytes else "none"]
+        cells += [lineage, number(space.sessions)]
         rows.append([*cells, "on" if space.enabled else "OFF"])
-    return table([*headers, "STATE"], rows, "lllrrrrr")
+    return table([*headers, "STATE"], rows, "lll" + "r" * (len(headers) - 3))

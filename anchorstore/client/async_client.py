@@ -116,10 +116,19 @@ class AsyncClient(Face):
         max_lineage: int = LINEAGE_ANY,
         margin_pages: int = 0,
         deadline_seconds: float | None = None,
+        wait_seconds: float = 0.0,
+        prefetch: bool = False,
     ) -> Opening[AsyncWindow]:
         """See Client.lookup; await it or enter it."""
         steps = lookups.lookup(
-            self._session, path_hashes, needs, max_lineage, margin_pages, deadline_seconds
+            self._session,
+            path_hashes,
+            needs,
+            max_lineage,
+            margin_pages,
+            deadline_seconds,
+            wait_seconds,
+            prefetch,
         )
         return Opening(self._window(steps, is_borrowed=False))
 
@@ -132,6 +141,7 @@ class AsyncClient(Face):
         first_page: int = 0,
         max_lineage: int = LINEAGE_ANY,
         deadline_seconds: float | None = None,
+        wait_seconds: float = 0.0,
     ) -> int:
         """See Client.get."""
         copied = await self._run(
@@ -143,6 +153,7 @@ class AsyncClient(Face):
                 first_page,
                 max_lineage,
                 deadline_seconds,
+                wait_seconds,
             )
         )
         if self._session.has_news:

@@ -89,6 +89,8 @@ class Client(Face):
         max_lineage: int = LINEAGE_ANY,
         margin_pages: int = 0,
         deadline_seconds: float | None = None,
+        wait_seconds: float = 0.0,
+        prefetch: bool = False,
     ) -> Window:
         """The largest boundary that satisfies all needs, under a lease; or a miss with its reason.
 
@@ -98,9 +100,21 @@ class Client(Face):
             max_lineage: deepest lineage accepted; 255 accepts any.
             margin_pages: the resume point lies so many pages before the boundary.
             deadline_seconds: instead of the client's own.
+            wait_seconds: longest to wait for blocks that must be brought into memory first; 0
+                answers at once, by what memory holds.  It ends before the deadline does, and other
+                calls of this client wait meanwhile.
+            prefetch: begins to bring in what the longer boundary needs, though nobody waits:
+                `loading_boundary_pages` of the window says which that is.
         """
         steps = lookups.lookup(
-            self._session, path_hashes, needs, max_lineage, margin_pages, deadline_seconds
+            self._session,
+            path_hashes,
+            needs,
+            max_lineage,
+            margin_pages,
+            deadline_seconds,
+            wait_seconds,
+            prefetch,
         )
         return Window(self, self._run(steps))
 
@@ -113,6 +127,7 @@ class Client(Face):
         first_page: int = 0,
         max_lineage: int = LINEAGE_ANY,
         deadline_seconds: float | None = None,
+        wait_seconds: float = 0.0,
     ) -> int:
         """Copies blocks of a prefix, and returns of how many pages in a row, 0 for none.
 
@@ -126,6 +141,7 @@ class Client(Face):
             destination: writable memory of exactly n - first_page blocks.
             first_page: whose block is copied first.
             max_lineage: deepest lineage accepted; 255 accepts any.
+            wait_seconds: as in lookup, for blocks that are not in memory.
         """
         copied = self._run(
             getting.get(
@@ -136,6 +152,7 @@ class Client(Face):
                 first_page,
                 max_lineage,
                 deadline_seconds,
+                wait_seconds,
             )
         )
         if self._session.has_news:

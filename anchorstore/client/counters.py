@@ -11,6 +11,7 @@ MISS_REASONS = (
     "lineage",
     "margin",
     "disabled",
+    "cold",
     "unreachable",
     "deadline",
     "refused",
@@ -18,6 +19,7 @@ MISS_REASONS = (
 )
 """Why a lookup can miss: the daemon's reasons, then the client's own.
 
+cold: there is a boundary, but its blocks are not in memory, or not yet.
 unreachable: no daemon, or a session that cannot be had again.  deadline: no reply in time.
 refused: the daemon is overloaded, draining, full, or refuses the caller.  boot: a window that was
 handed over by a process whose daemon has been restarted since.

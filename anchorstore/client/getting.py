@@ -41,6 +41,7 @@ def get(
     first_page: int,
     max_lineage: int,
     deadline_seconds: float | None,
+    wait_seconds: float = 0.0,
 ) -> Steps[int]:
     """Copies the blocks of pages first_page, ... and returns how many there were in a row."""
     until, hashes = session.until(deadline_seconds), bytes(memoryview(path_hashes))
@@ -58,7 +59,9 @@ def get(
         return copied
     need = NeedAll(layout, first_page + copied)
     rest = target[copied * size :]
-    return copied + (yield from _leased(session, hashes, need, rest, max_lineage, until))
+    return copied + (
+        yield from _leased(session, hashes, need, rest, max_lineage, until, wait_seconds)
+    )
 
 
 def _checked(
@@ -95,6 +98,7 @@ def _leased(
     target: Bytes,
     max_lineage: int,
     until: float,
+    wait_seconds: float,
 ) -> Steps[int]:
     """The same by way of the daemon, which may know more than its hints."""
     yield from _open_hints(session, until)
@@ -104,7 +108,7 @@ def _leased(
     if left <= 0:
         session.counters.miss("deadline")
         return 0
-    found = yield from lookups.lookup(session, hashes, [need], max_lineage, 0, left)
+    found = yield from lookups.lookup(session, hashes, [need], max_lineage, 0, left, wait_seconds)
     if direct is not None and direct is session.direct and found.is_enabled:
         direct.seen_enabled(epoch)
     if found.miss:

@@ -266,13 +266,16 @@ BlocksT = TypeVar("BlocksT", bound=BlocksBase)
 
 
 class WindowBase(Generic[BlocksT]):
-    """What a lookup found.  After a miss only `hit` and `miss` mean anything.
+    """What a lookup found.  After a miss only `hit`, `miss` and `loading_boundary_pages` mean
+    anything.
 
     Attributes:
         hit: whether there is a boundary.
         miss: why not, one of counters.MISS_REASONS; "" for a hit.
         boundary_pages, resume_pages: as the daemon answered; blocks end at resume_pages.
         lineage: deepest among the leased blocks.
+        loading_boundary_pages: what the boundary will be once what is on its way into memory has
+            come; 0 where nothing is, or where the lookup neither waited nor prefetched.
         lease_id: 0 where nothing is held.
     """
 
@@ -286,6 +289,7 @@ class WindowBase(Generic[BlocksT]):
     ) -> None:
         self.session, self.miss, self._reply = session, found.miss, found.reply
         self.hit = not found.miss
+        self.loading_boundary_pages = found.loading_boundary_pages
         self._attachment, self._expires_at = found.attachment, found.expires_at
         self._blocks_type, self._is_borrowed = blocks_type, is_borrowed
         self._blocks: dict[int, BlocksT] = {}

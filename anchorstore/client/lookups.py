@@ -17,7 +17,14 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from anchorstore.client.effects import Map, Steps
-from anchorstore.client.options import LINEAGE_ANY, UINT32_MAX, Need, check_hashes, check_range
+from anchorstore.client.options import (
+    LINEAGE_ANY,
+    UINT32_MAX,
+    Need,
+    check_hashes,
+    check_range,
+    check_wait,
+)
 from anchorstore.client.session import Attachment, Session, log
 from anchorstore.errors import (
     ConnectFailed,
@@ -33,6 +40,7 @@ from anchorstore.wire.v1 import store_pb2 as store
 
 RELEASES_PER_CALL = 1024
 NEEDS_KEPT = 64
+WAIT_PART = 0.9  # of what is left of a deadline: the answer must still arrive
 MISS_OF_REPLY = {
     int(store.MISS_REASON_UNSPECIFIED): "",
     int(store.MISS_REASON_NOT_STORED): "not_stored",
@@ -40,6 +48,7 @@ MISS_OF_REPLY = {
     int(store.MISS_REASON_LINEAGE): "lineage",
     int(store.MISS_REASON_MARGIN): "margin",
     int(store.MISS_REASON_DISABLED): "disabled",
+    int(store.MISS_REASON_COLD): "cold",
 }
 _LOOKUP = Method.LOOKUP  # looked up once: an enum's attributes are slow
 _HASHES_FIELD = b"\x12"  # LookupRequest.path_hashes: field 2, length-delimited
@@ -49,13 +58,15 @@ _SESSION_FIELD = struct.Struct("<BB16s")  # LookupRequest.session_id: field 1, 1
 @dataclasses.dataclass(slots=True)
 class Found:
     """A lookup's outcome: a reply and the attachment it came under, or a miss reason.
-    `is_enabled`: a daemon has answered, and not that the namespace is turned off."""
+    `is_enabled`: a daemon has answered, and not that the namespace is turned off.
+    `loading_boundary_pages`: the boundary once what is on its way into memory has come."""
 
     miss: str
     attachment: Attachment | None = None
     reply: store.LookupResponse | None = None
     expires_at: float = 0.0
     is_enabled: bool = False
+    loading_boundary_pages: int = 0
 
 
 def lookup(
@@ -65,8 +76,11 @@ def lookup(
     max_lineage: int,
     margin_pages: int,
     deadline_seconds: float | None,
+    wait_seconds: float = 0.0,
+    prefetch: bool = False,
 ) -> Steps[Found]:
     """The largest boundary that satisfies `needs`, or why there is none; counted."""
+    check_wait(wait_seconds)
     started_at = session.clock.now()
     until = started_at + session.seconds(deadline_seconds)
     known = session.attachment
@@ -83,7 +97,9 @@ def lookup(
             check_hashes(hashes, attachment.max_pages)
         earlier = taken[1] if taken is not None and taken[0] is attachment else []
         taken = attachment, earlier + take_pending(session, attachment)
-        return lookup_body(attachment.session_id, encoded, hashes, taken[1])
+        left = until - session.clock.now()
+        wait_ms = int(1000 * max(0.0, min(wait_seconds, WAIT_PART * left)))
+        return lookup_body(attachment.session_id, encoded, hashes, taken[1], wait_ms, prefetch)
 
     def late(reply: store.LookupResponse | None) -> None:
         if reply is not None and reply.lease_id and taken is not None:
@@ -104,9 +120,14 @@ def lookup(
     if reply.miss:
         reason = MISS_OF_REPLY.get(reply.miss, "incomplete")
         session.counters.miss(reason)
-        return Found(reason, is_enabled=reason != "disabled")
+        return Found(
+            reason,
+            is_enabled=reason != "disabled",
+            loading_boundary_pages=reply.loading_boundary_pages,
+        )
     session.counters.hit(reply.resume_pages)
-    return Found("", taken[0], reply, started_at + taken[0].read_ttl_seconds, True)
+    expires_at = started_at + taken[0].read_ttl_seconds  # early where it has waited
+    return Found("", taken[0], reply, expires_at, True, reply.loading_boundary_pages)
 
 
 def _missed(session: Session, reason: str) -> Found:
@@ -142,7 +163,12 @@ def encoded_needs(
 
 
 def lookup_body(
-    session_id: bytes, needs: bytes, hashes: bytes, leases: list[int]
+    session_id: bytes,
+    needs: bytes,
+    hashes: bytes,
+    leases: list[int],
+    wait_ms: int = 0,
+    prefetch: bool = False,
 ) -> tuple[bytes, ...]:
     """A LookupRequest in pieces (protobuf messages concatenate): the hashes are not encoded anew.
 
@@ -150,9 +176,11 @@ def lookup_body(
     """
     head = _SESSION_FIELD.pack(0x0A, 16, session_id)
     size = _varint(len(hashes))
-    if not leases:
+    if not (leases or wait_ms or prefetch):
         return (head, needs, _HASHES_FIELD, size, hashes)
-    tail = store.LookupRequest(release_leases=leases).SerializeToString()
+    tail = store.LookupRequest(
+        release_leases=leases, wait_ms=wait_ms, prefetch=prefetch
+    ).SerializeToString()
     return (head, needs, _HASHES_FIELD, size, hashes, tail)
 
 

@@ -17,6 +17,7 @@ from anchorstore.wire.v1 import store_pb2 as store
 LINEAGE_ANY = 255
 LAYOUTS_MAX = 255
 UINT32_MAX = 2**32 - 1
+WAIT_SECONDS_MAX = 86_400.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,6 +173,12 @@ def check_range(name: str, value: int, limit: int, *, least: int = 0) -> None:
     """InvalidRequest unless `least` <= value <= `limit`."""
     if not least <= value <= limit:
         raise InvalidRequest(f"{name} is {value}, must be {least} to {limit}")
+
+
+def check_wait(seconds: float) -> None:
+    """InvalidRequest unless it is 0 up to a day."""
+    if not 0 <= seconds <= WAIT_SECONDS_MAX:  # also false for a NaN
+        raise InvalidRequest(f"wait_seconds is {seconds}, must be 0 to {WAIT_SECONDS_MAX:g}")
 
 
 def check_hashes(hashes: bytes, max_pages: int | None) -> int:

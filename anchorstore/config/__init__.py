@@ -2,7 +2,7 @@
 
 ::
 
-    values.py  kinds of values        access.py, storage.py  the sections, key by key
+    values.py  kinds of values        access.py, storage.py, nvme.py  the sections
     fields.py  how a key is declared  schema.py  Config, the list of keys
     combine.py  wrong together        loader.py  file, environment, --set    render.py  for people
 
@@ -13,6 +13,7 @@ from anchorstore.config.access import AuthConfig, ListenConfig, LogConfig, NodeC
 from anchorstore.config.combine import problems
 from anchorstore.config.limits import LimitsConfig
 from anchorstore.config.loader import Loaded, Override, load, parse_override
+from anchorstore.config.nvme import DeviceConfig, NvmeConfig
 from anchorstore.config.schema import SETTINGS, Config, build
 from anchorstore.config.storage import (
     LINEAGE_ANY,
@@ -31,6 +32,7 @@ __all__ = [
     "AuthConfig",
     "Config",
     "DeadlinesConfig",
+    "DeviceConfig",
     "DramConfig",
     "LeaseConfig",
     "LimitsConfig",
@@ -40,6 +42,7 @@ __all__ = [
     "NamespaceRule",
     "NamespacesConfig",
     "NodeConfig",
+    "NvmeConfig",
     "Override",
     "TiersConfig",
     "TlsConfig",

@@ -11,16 +11,26 @@ from itertools import combinations
 from anchorstore.config.schema import Config
 from anchorstore.config.storage import SEGMENT_ALIGN_BYTES
 from anchorstore.config.values import is_loopback, parse_address
-from anchorstore.units import format_bytes
+from anchorstore.units import TIB, format_bytes
 
 SEGMENTS_MIN = 2
 SEGMENTS_MAX = 65_536
 MEMORY_PAGE_BYTES = 4096
+NVME_SEGMENTS_MIN = 2  # one, and about as much for the journal
+NVME_SEGMENTS_MAX = 262_144
+NVME_BYTES_MAX = 16 * TIB
 
 
 def problems(config: Config) -> list[str]:
     """What keeps `config` from being started, a line each; empty where nothing does."""
-    return [*_dram(config), *_listen(config), *_tls(config), *_limits(config), *_rules(config)]
+    return [
+        *_dram(config),
+        *_nvme(config),
+        *_listen(config),
+        *_tls(config),
+        *_limits(config),
+        *_rules(config),
+    ]
 
 
 def _dram(config: Config) -> Iterator[str]:
@@ -47,6 +57,42 @@ def _dram(config: Config) -> Iterator[str]:
         yield (
             f"tiers.dram.low_watermark is {dram.low_watermark:g}, must be below "
             f"tiers.dram.high_watermark, {dram.high_watermark:g}"
+        )
+
+
+def _nvme(config: Config) -> Iterator[str]:
+    nvme, seen = config.tiers.nvme, set()
+    segment = nvme.tier_segment_bytes
+    for device in nvme.devices:
+        if device.path in seen:
+            yield f"tiers.nvme.devices names {device.path} twice"
+        seen.add(device.path)
+        if device.capacity_bytes < NVME_SEGMENTS_MIN * segment:
+            yield (
+                f"tiers.nvme.devices: {device} must have at least "
+                f"{format_bytes(NVME_SEGMENTS_MIN * segment)}: {NVME_SEGMENTS_MIN} segments of "
+                f"{format_bytes(segment)} (tiers.nvme.segment)"
+            )
+    if nvme.capacity_bytes > NVME_BYTES_MAX:
+        yield (
+            f"tiers.nvme.devices have {format_bytes(nvme.capacity_bytes)} together, limit "
+            f"{format_bytes(NVME_BYTES_MAX)} a daemon"
+        )
+    segments = nvme.capacity_bytes // segment
+    if segments > NVME_SEGMENTS_MAX:
+        yield (
+            f"tiers.nvme.segment is {format_bytes(segment)}: {segments} segments in "
+            f"{format_bytes(nvme.capacity_bytes)}, limit {NVME_SEGMENTS_MAX}"
+        )
+    if segment % MEMORY_PAGE_BYTES:
+        yield (
+            f"tiers.nvme.segment is {segment} bytes, must be a multiple of "
+            f"{format_bytes(MEMORY_PAGE_BYTES)}"
+        )
+    if nvme.low_watermark >= nvme.high_watermark:
+        yield (
+            f"tiers.nvme.low_watermark is {nvme.low_watermark:g}, must be below "
+            f"tiers.nvme.high_watermark, {nvme.high_watermark:g}"
         )
 
 

@@ -115,6 +115,13 @@ class LimitsConfig:
         "back.",
         "Seldom: a longer queue is a longer wait.",
     )
+    waiting_lookups: int = setting(
+        values.count(1, 65_536),
+        1024,
+        "Lookups that wait for blocks from nvme at once; a further one is answered by what memory "
+        "holds.",
+        "Many engines that look up cold prefixes at once.",
+    )
     evict_step_blocks: int = setting(
         values.count(1, 1_048_576),
         256,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 
 from anchorstore.config.fields import Setting
@@ -14,6 +15,7 @@ _RULE_EXAMPLE = """\
 # domain = "team-a"
 # model = "Qwen/Qwen3.5-4B"
 # quota = "16GiB"
+# nvme_quota = "1TiB"
 # max_lineage = 0
 """
 
@@ -70,14 +72,9 @@ def values_plain(loaded: Loaded) -> dict[str, dict[str, object]]:
 
 def _plain(item: Setting, config: Config) -> object:
     value = value_of(config, item)
-    if item.key == "namespaces.rules":
-        return [
-            {
-                name: getattr(rule, name)
-                for name in ("domain", "model", "quota_bytes", "max_lineage")
-            }
-            for rule in config.namespaces.rules
-        ]
+    if item.key in ("namespaces.rules", "tiers.nvme.devices"):
+        assert isinstance(value, tuple), value
+        return [dataclasses.asdict(entry) for entry in value]
     if isinstance(value, dict):
         return {str(key): entry for key, entry in value.items()}
     return list(value) if isinstance(value, tuple) else value

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from anchorstore.config import values
 from anchorstore.config.fields import setting
+from anchorstore.config.nvme import NvmeConfig
 from anchorstore.units import GIB, MIB
 
 LINEAGE_ANY = 255
@@ -105,6 +106,7 @@ class TiersConfig:
     """Media that hold blocks."""
 
     dram: DramConfig = dataclasses.field(default_factory=DramConfig)
+    nvme: NvmeConfig = dataclasses.field(default_factory=NvmeConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,6 +169,13 @@ class DeadlinesConfig:
         "A gRPC call is given up after this time, whatever its caller's deadline.",
         "Longer for `check --checksums` over gRPC on a large pool.",
     )
+    lookup_wait_seconds: float = setting(
+        values.duration("1ms", "1m"),
+        "5s",
+        "A lookup waits at most this long for blocks to come from nvme, whatever its caller asks; "
+        "then it is answered by what memory holds.",
+        "Seldom: callers say how long they care to wait.",
+    )
     http_seconds: float = setting(
         values.duration("100ms", "1m"),
         "5s",
@@ -189,19 +198,21 @@ class NamespaceRule:
     model: str
     quota_bytes: int | None = None
     max_lineage: int | None = None
+    nvme_quota_bytes: int | None = None
 
 
 _RULE_KINDS: Mapping[str, tuple[str, values.Kind]] = {
     "domain": ("domain", values.text()),
     "model": ("model", values.text()),
     "quota": ("quota_bytes", values.size("0B")),
+    "nvme_quota": ("nvme_quota_bytes", values.size("0B")),
     "max_lineage": ("max_lineage", values.count(0, LINEAGE_ANY)),
 }
 
 
 def _parse_rule(entry: object) -> NamespaceRule:
     if not isinstance(entry, dict):
-        raise ValueError(f"is {entry!r}, must be a table with domain, model, quota, max_lineage")
+        raise ValueError(f"is {entry!r}, must be a table with {', '.join(_RULE_KINDS)}")
     found = {}
     for key, value in entry.items():
         if key not in _RULE_KINDS:
@@ -262,15 +273,21 @@ class NamespacesConfig:
     quota_bytes: int = setting(
         values.size("0B"),
         "0B",
-        "Bytes of slots that one namespace may fill, its own oldest pages going first; 0B = the "
-        "pool is the limit.",
+        "Bytes of slots in memory that one namespace may fill, its own oldest pages going first; "
+        "0B = the pool is the limit.",
         "When one model's traffic must not evict another's.",
+    )
+    nvme_quota_bytes: int = setting(
+        values.size("0B"),
+        "0B",
+        "The same of the nvme tier's slots; 0B = the devices are the limit.",
+        "As namespaces.quota.",
     )
     rules: tuple[NamespaceRule, ...] = setting(
         RULES,
         [],
         "Exceptions by domain and model: [[namespaces.rules]] with domain, model and quota, "
-        "max_lineage or both.",
+        "nvme_quota, max_lineage or several of them.",
         "For the models that matter most, or least.",
     )
 
@@ -280,6 +297,14 @@ class NamespacesConfig:
             (rule.domain, rule.model): rule.quota_bytes
             for rule in self.rules
             if rule.quota_bytes is not None
+        }
+
+    def nvme_quotas(self) -> dict[tuple[str, str], int]:
+        """The same for the nvme tier."""
+        return {
+            (rule.domain, rule.model): rule.nvme_quota_bytes
+            for rule in self.rules
+            if rule.nvme_quota_bytes is not None
         }
 
     def max_lineages(self) -> dict[tuple[str, str], int]:

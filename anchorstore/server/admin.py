@@ -14,12 +14,15 @@ from anchorstore import __version__
 from anchorstore.errors import Forbidden, InvalidRequest
 from anchorstore.server import reports
 from anchorstore.server.auth import Identity
+from anchorstore.server.movement import Movement
 from anchorstore.server.peer import Peer
 from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.server.verify import verify_blocks
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import admin_pb2 as pb
+
+JOURNAL_SECONDS = 5.0  # that a removal waits for the journals of nvme
 
 
 class Admin:
@@ -69,7 +72,7 @@ class Admin:
         service = self._service
         now = service.clock.now()
         response = reports.status_response(
-            self._core.status(now), domain, service.tier.name, self._huge_pages()
+            self._core.status(now), domain, self._huge_pages(), service.nvme
         )
         response.version = __version__
         response.boot_id = service.boot_id
@@ -79,6 +82,7 @@ class Admin:
             response.counters["staging_used_bytes"] = service.stagings.used_bytes
             response.counters["hint_bytes"] = service.hints.nbytes
             response.counters["hints_lost"] = service.hints.lost
+            response.counters["lookups_waiting"] = service.lookups.waiting
         return response
 
     def list_pages(self, request: pb.ListRequest, peer: Peer) -> pb.ListResponse:
@@ -89,9 +93,7 @@ class Admin:
             return pb.ListResponse(namespaces=self.status_for(domain).namespaces)
         root = self._check_root(request.root_digest, identity)
         limit = min(request.limit or self._list_pages_max, self._list_pages_max)
-        return reports.list_response(
-            self._core.list_pages(root, request.cursor, limit), self._service.tier.name
-        )
+        return reports.list_response(self._core.list_pages(root, request.cursor, limit))
 
     def explain(self, request: pb.ExplainRequest, peer: Peer) -> pb.ExplainResponse:
         """How far a prefix matches and why it ends there."""
@@ -136,8 +138,11 @@ class Admin:
         self._service.hints.turn_epoch(domain)
         return pb.SetNamespaceResponse()
 
-    def remove(self, request: pb.RemoveRequest, peer: Peer) -> pb.RemoveResponse:
-        """Removes a namespace's blocks, or those below one page."""
+    def remove(
+        self, request: pb.RemoveRequest, peer: Peer
+    ) -> pb.RemoveResponse | asyncio.Task[pb.RemoveResponse]:
+        """Removes a namespace's blocks, or those below one page; where there is nvme, its journals
+        are waited for, so that no restart brings them back."""
         self._operator(request.token, peer)
         root = self._check_root(request.root_digest, Identity("", is_admin=True))
         path_hash = None
@@ -145,6 +150,15 @@ class Admin:
             path_hash = convert.check_digest("path_hash", request.path_hash)
         removed = self._core.remove(root, path_hash)
         self._service.seals.forget_gone()
-        return pb.RemoveResponse(
+        response = pb.RemoveResponse(
             blocks_removed=removed.blocks_removed, blocks_leased=removed.blocks_leased
         )
+        movement = self._service.movement
+        if movement is None:
+            return response
+        return self._supervisor.watch("remove", self._journalled(movement, response))
+
+    @staticmethod
+    async def _journalled(movement: Movement, response: pb.RemoveResponse) -> pb.RemoveResponse:
+        response.may_come_back = not await movement.flushed(JOURNAL_SECONDS)
+        return response

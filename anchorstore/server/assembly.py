@@ -9,13 +9,12 @@ from anchorstore.config import Config
 from anchorstore.errors import ConfigError
 from anchorstore.layout import Component
 from anchorstore.server.auth import Authenticator, read_admin_tokens, read_tokens
-from anchorstore.server.core.types import StoreConfig
-from anchorstore.server.limits import TcpLimits
-from anchorstore.server.service import ServiceLimits
+from anchorstore.server.core.types import NvmeShape, StoreConfig
+from anchorstore.server.limits import ServiceLimits, TcpLimits
 
 
-def store_config(config: Config) -> StoreConfig:
-    """The core's part of the configuration."""
+def store_config(config: Config, nvme: NvmeShape | None = None) -> StoreConfig:
+    """The core's part of the configuration; `nvme` as the devices turned out to be."""
     dram, limits, spaces = config.tiers.dram, config.limits, config.namespaces
     return StoreConfig(
         segments=dram.pool_segments,
@@ -42,6 +41,7 @@ def store_config(config: Config) -> StoreConfig:
         default_quota_bytes=spaces.quota_bytes,
         quotas=spaces.quotas(),
         default_max_lineage=spaces.max_lineage,
+        nvme=nvme,
     )
 
 
@@ -53,6 +53,8 @@ def service_limits(config: Config) -> ServiceLimits:
         read_ttl_seconds=config.lease.read_ttl_seconds,
         write_ttl_seconds=config.lease.write_ttl_seconds,
         session_ttl_seconds=config.lease.session_ttl_seconds,
+        lookup_wait_seconds=config.deadlines.lookup_wait_seconds,
+        waiting_lookups=config.limits.waiting_lookups,
         max_lineages=config.namespaces.max_lineages(),
     )
 

@@ -31,7 +31,9 @@ COUNTERS = (
         "lookups",
         "Lookups answered, by outcome: hit, or why there was none.",
         ("outcome",),
-        _by_suffix("lookups", "hit", "not_stored", "incomplete", "lineage", "margin", "disabled"),
+        _by_suffix(
+            *("lookups", "hit", "not_stored", "incomplete", "lineage", "margin", "disabled", "cold")
+        ),
     ),
     CounterSpec(
         "lookup_hit_pages",
@@ -78,6 +80,48 @@ COUNTERS = (
         _by_suffix("blocks", "evicted", "thinned", "removed"),
     ),
     CounterSpec("pages_evicted", "Pages evicted.", (), {"pages_evicted": ()}),
+    CounterSpec(
+        "pages_demoted",
+        "Pages that left memory with nothing lost: nvme holds their blocks.",
+        (),
+        {"pages_demoted": ()},
+    ),
+    CounterSpec(
+        "nvme_blocks",
+        "Blocks on their way to and from nvme, by event: written, write_failed, refused (nvme had "
+        "no room), passed_over (too many waited), promoted (read, proven, in memory again), joined "
+        "(wanted while they were being read already), corrupt (not what was written: forgotten), "
+        "read_late (not read in time: they stay).",
+        ("event",),
+        {
+            "nvme_blocks_written": ("written",),
+            "nvme_blocks_write_failed": ("write_failed",),
+            "nvme_blocks_refused": ("refused",),
+            "nvme_blocks_passed_over": ("passed_over",),
+            "blocks_promoted": ("promoted",),
+            "blocks_joined": ("joined",),
+            "blocks_corrupt": ("corrupt",),
+            "nvme_blocks_read_late": ("read_late",),
+        },
+    ),
+    CounterSpec(
+        "nvme_blocks_gone",
+        "Blocks that nvme gave up for others, by reason: evicted with their page, thinned, or "
+        "undoubled (memory holds them still).",
+        ("reason",),
+        {
+            "blocks_evicted_nvme": ("evicted",),
+            "blocks_thinned_nvme": ("thinned",),
+            "blocks_undoubled": ("undoubled",),
+        },
+    ),
+    CounterSpec(
+        "promotions",
+        "Lookups whose blocks had to come from nvme, by outcome: begun, or refused (memory had no "
+        "room for them).",
+        ("outcome",),
+        {"lookups_promoting": ("begun",), "promotions_refused": ("refused",)},
+    ),
     CounterSpec(
         "hints_lost",
         "Hints that made way for others: their blocks are found by a call.",
@@ -131,6 +175,10 @@ GAUGES_AMONG_COUNTERS: Mapping[str, str] = {
     "staging_used_bytes": "Staging memory granted to sessions.",
     "hint_bytes": "Memory of the hints, by which clients of this host find blocks without a call.",
     "reserved_pages": "Pages in open reservations.",
+    "blocks_to_demote": "Sealed blocks that wait to be written to nvme.",
+    "demotes_in_flight": "Batches being written to nvme.",
+    "promotes_in_flight": "Batches being read from nvme.",
+    "lookups_waiting": "Lookups that wait for blocks from nvme.",
     "leased_blocks": "Blocks under read leases, counted once a need that names them.",
 }
 """Values in a status's counters that rise and fall."""

@@ -2,12 +2,10 @@
 
 ::
 
-    config -> core.Store -+-> Service -+-> LocalListener   Unix socket
-              DramTier  --+   Admin   -+-> RemoteListener  framed TCP   (off by default)
-              Mover ------+            +-> RpcServer       gRPC         (off by default)
-              StagingPool-+                HttpServer      /metrics /livez /readyz
-    start:  check memory -> bind everything -> HTTP -> prefault -> accept -> ready
-    stop:   signal -> drain -> close        a second signal, or a failure: close at once
+    start:  check memory -> HTTP -> open nvme -> build the house -> bind everything -> prefault
+            -> accept -> ready
+    stop:   signal -> drain (puts, then what waits for nvme) -> close
+            a second signal, or a failure: close at once
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ from anchorstore import __version__
 from anchorstore.clock import Clock, SystemClock
 from anchorstore.config import Config, parse_address, problems
 from anchorstore.errors import ConfigError
-from anchorstore.server.admin import Admin
-from anchorstore.server.assembly import authenticator, service_limits, store_config
+from anchorstore.server import house, opening
+from anchorstore.server.assembly import store_config
 from anchorstore.server.carriers import Carriers
 from anchorstore.server.core.store import Store
-from anchorstore.server.dispatch import Dispatcher
-from anchorstore.server.hints import BLOCKS_MAX, HintTables
+from anchorstore.server.house import House
 from anchorstore.server.housekeeping import keep_house
 from anchorstore.server.http import Health, HttpServer, routes_of
 from anchorstore.server.logs import make_logger
@@ -41,8 +38,10 @@ from anchorstore.server.metrics import CONTENT_TYPE, Metrics
 from anchorstore.server.mover import Mover
 from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
-from anchorstore.tiers.dram import DramTier, StagingPool
+from anchorstore.tiers.dram import DramTier
 from anchorstore.tiers.memory import check_room
+from anchorstore.tiers.nvme.seam import OpenFile, open_direct
+from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.transport.reasons import reason_of
 from anchorstore.units import format_bytes
 
@@ -61,14 +60,21 @@ class Daemon:
         config: checked by load().
         log: where events go.
         clock: what time it is.
+        open_file: how the nvme tier opens its files.
     """
 
-    def __init__(self, config: Config, log: FilteringBoundLogger, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        log: FilteringBoundLogger,
+        clock: Clock,
+        open_file: OpenFile = open_direct,
+    ) -> None:
         wrong = problems(config)
         if wrong:
             raise ConfigError("; ".join(wrong))
         check_room(config.tiers.dram.capacity_bytes)
-        self.config, self.log = config, log
+        self.config, self.log, self.clock = config, log, clock
         self.boot_id = os.urandom(BOOT_ID_BYTES)
         self.health, self.metrics = Health(), Metrics(CollectorRegistry())
         self.supervisor = Supervisor(self._report)
@@ -76,36 +82,40 @@ class Daemon:
         self.tier = DramTier(
             dram.pool_segments, dram.pool_segment_bytes, self.boot_id, dram.huge_pages, self._warn
         )
-        self.core = Store(store_config(config), self.boot_id, secret=os.urandom(SECRET_BYTES))
-        self.mover = Mover(self.tier, config.limits.mover_threads, config.limits.mover_queue)
-        self.hints = HintTables(self.tier, self.boot_id, BLOCKS_MAX if dram.direct_reads else 0)
-        self.service = Service(
-            core=self.core,
-            tier=self.tier,
-            mover=self.mover,
-            stagings=StagingPool(
-                config.limits.staging_total_bytes, config.limits.staging_per_session_bytes
-            ),
-            auth=authenticator(config),
-            clock=clock,
-            limits=service_limits(config),
-            boot_id=self.boot_id,
-            supervisor=self.supervisor,
-            log=log,
-            hints=self.hints,
-        )
-        self.admin = Admin(
-            self.service,
-            self.supervisor,
-            config.limits.list_pages,
-            lambda: self.tier.huge_pages,
-        )
-        self.metrics.add_store(lambda: self.admin.status_for(None), config)
-        self.metrics.add_mover(self.mover)
-        dispatcher = Dispatcher(self.service, self.admin, self.supervisor, clock, self.metrics, log)
-        self.carriers = Carriers(config, dispatcher)
         self.http: HttpServer | None = None
+        self.nvme: NvmeTier | None = None
+        self._open_file = open_file
+        self._opening: asyncio.Future[NvmeTier] | None = None
+        self._house: House | None = None
         self._prefault_stopped = threading.Event()
+
+    # ---- its parts, once it has started ----
+
+    @property
+    def house(self) -> House:
+        """What serves."""
+        assert self._house is not None, "the daemon has not been started"
+        return self._house
+
+    @property
+    def core(self) -> Store:
+        """What decides."""
+        return self.house.core
+
+    @property
+    def service(self) -> Service:
+        """The store's calls."""
+        return self.house.service
+
+    @property
+    def mover(self) -> Mover:
+        """Copies."""
+        return self.house.mover
+
+    @property
+    def carriers(self) -> Carriers:
+        """The ways in."""
+        return self.house.carriers
 
     def _report(self, name: str, error: BaseException) -> None:
         self.log.error("a part of the daemon failed", part=name, exc_info=error)
@@ -113,25 +123,65 @@ class Daemon:
     def _warn(self, text: str) -> None:
         self.log.warning(text)
 
+    # ---- start ----
+
     async def start(self) -> None:
         """Everything up to ready."""
-        self.carriers.bind()
         await self._start_http()
+        if self.config.tiers.nvme.devices:
+            await self._open_nvme()
+        core = await self._make_core()
+        self._house = house.build(
+            self.config,
+            core,
+            self.tier,
+            self.nvme,
+            self.clock,
+            self.supervisor,
+            self.metrics,
+            self.log,
+        )
+        self.carriers.bind()
         await self._prefault()
         await self.carriers.start()
-        self.supervisor.spawn(
-            "housekeeping",
-            keep_house(
-                self.service,
-                self.config.deadlines.housekeeping_seconds,
-                self.config.limits.evict_step_blocks,
-            ),
-        )
+        self._spawn()
         gc.collect()
         gc.freeze()  # what lives as long as the daemon is never walked again
         self.health.starting = ""
         self.metrics.set_ready(True)
         self.log.info("ready", **self.carriers.addresses())
+
+    def _spawn(self) -> None:
+        """The work in the background."""
+        pause_seconds = self.config.deadlines.housekeeping_seconds
+        evict_step = self.config.limits.evict_step_blocks
+        self.supervisor.spawn("housekeeping", keep_house(self.service, pause_seconds, evict_step))
+        if self.service.movement is not None:
+            self.supervisor.spawn("movement", self.service.movement.run())
+
+    async def _open_nvme(self) -> None:
+        """In a thread: a device's journal takes seconds to read."""
+
+        def tell(what: str) -> None:
+            self.health.starting = what
+
+        tell("nvme")
+        wanted = (self.config.tiers.nvme, self._warn, tell, self._open_file)
+        loop = asyncio.get_running_loop()
+        self._opening = loop.run_in_executor(None, opening.open_tier, *wanted)
+        self.nvme = await asyncio.shield(self._opening)
+        opening.tell_devices(self.nvme, self.log)
+
+    async def _make_core(self) -> Store:
+        """The core, with what the journals name."""
+        secret = os.urandom(SECRET_BYTES)
+        if self.nvme is None:
+            return Store(store_config(self.config), self.boot_id, secret=secret)
+        self.health.starting = "nvme restore"
+        shape = opening.nvme_shape(self.config, self.nvme)
+        core = Store(store_config(self.config, shape), self.boot_id, secret=secret)
+        await asyncio.to_thread(opening.restore, core, self.nvme, self.clock, self.log)
+        return core
 
     async def _start_http(self) -> None:
         if not self.config.listen.http:
@@ -160,7 +210,7 @@ class Daemon:
             return
         self.health.starting = "prefault 0%"
 
-        clock = self.service.clock
+        clock = self.clock
         started = told = clock.now()
 
         def progress(done: int, total: int) -> None:
@@ -179,32 +229,48 @@ class Daemon:
             seconds=clock.now() - started,
         )
 
+    # ---- stop ----
+
     async def drain(self) -> None:
-        """No new work; waits for seals and open reservations, at most node.drain."""
+        """No new work; waits for seals and open reservations, and for what is to be written to
+        nvme, at most node.drain."""
         self.service.is_draining = self.health.draining = True
         self.metrics.set_ready(False)
         await self.carriers.drain()
-        clock = self.service.clock
+        clock = self.clock
         deadline = clock.now() + self.config.node.drain_seconds
         while self._is_busy() and clock.now() < deadline:  # noqa: ASYNC110 - the core has no event
             await asyncio.sleep(DRAIN_POLL_SECONDS)
+        if self.service.movement is not None:
+            await self.service.movement.drain(deadline)
 
     def _is_busy(self) -> bool:
         """Whether a put is still under way."""
-        now = self.service.clock.now()
+        now = self.clock.now()
         return bool(self.service.seals.in_flight or self.core.status(now).reservations)
 
     async def close(self) -> None:
         """Ends everything now; safe after a start that failed half-way."""
         self._prefault_stopped.set()
-        await self.carriers.stop()
+        if self._house is not None:
+            await self._house.carriers.stop()
         if self.http is not None:
             await self.http.close()
         await self.supervisor.stop()
-        self.mover.close()
-        self.service.stagings.close()
-        self.hints.close()
+        await self._close_nvme()
+        if self._house is not None:
+            self._house.close()
         self.tier.close()
+
+    async def _close_nvme(self) -> None:
+        """The devices, whose calls use the pool."""
+        if self._opening is None:
+            return
+        await asyncio.wait({self._opening})
+        if self._opening.exception() is not None:  # start() has told
+            return
+        if not await asyncio.to_thread(self._opening.result().close):
+            self.log.warning("nvme: a device still holds calls that it does not answer")
 
 
 class Signals:

@@ -173,6 +173,9 @@ class Dispatcher:
         self, method: Method, call_id: int, done: asyncio.Future[Any], started: float
     ) -> bytes:
         """The answer that has come; the supervisor knows of one that failed."""
-        if done.cancelled() or done.exception() is not None:
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, AnchorStoreError):
+            return self._refusal(method, call_id, error, started)
+        if done.cancelled() or error is not None:
             return self._refusal(method, call_id, Unavailable("the daemon stops"), started)
         return self._reply(method, call_id, done.result(), started)

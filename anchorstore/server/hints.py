@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
-from anchorstore.server.core.types import U32, U64, Copies, Gone
+from anchorstore.server.core.types import U32, U64, Gone
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.dram import SealedMemory
 from anchorstore.transport import hints as table_format
@@ -25,6 +26,20 @@ from anchorstore.transport import hints as table_format
 LOAD = 0.85  # of a table that holds every block: with two homes a hint, hardly any finds both full
 BLOCKS_MAX = 2**21
 BUCKETS_MIN = 32
+
+
+class Placed(Protocol):
+    """Blocks that were given slots, as seals and promotions name them; columns [n]."""
+
+    @property
+    def segment_id(self) -> U32: ...
+    @property
+    def slot(self) -> U32: ...
+    @property
+    def path_hash(self) -> U64: ...
+    @property
+    def layout_key(self) -> U64: ...
+    def __len__(self) -> int: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -102,7 +117,7 @@ class HintTables:
             [epoch] = table_format.EPOCH.unpack_from(*place)
             table_format.EPOCH.pack_into(*place, epoch + 1)
 
-    def insert(self, domain: str, copies: Copies, sealed: np.ndarray) -> None:
+    def insert(self, domain: str, copies: Placed, sealed: np.ndarray) -> None:
         """Hints for those of `copies` that `sealed` [n] names as visible."""
         if len(copies) and domain in self._tables:
             self._insert(

@@ -1,4 +1,4 @@
-"""Limits that the carriers share."""
+"""Limits that the carriers and the calls go by."""
 
 from __future__ import annotations
 
@@ -24,6 +24,25 @@ class TcpLimits:
     frame_seconds: float
     idle_write_seconds: float
     keepalive_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What a call may ask for, and how long rights and waits last.
+
+    Attributes:
+        max_lineages: deepest lineage by (domain, model), where a rule sets one: a session may ask
+            for less.
+    """
+
+    pages_per_call: int
+    layouts_per_session: int
+    read_ttl_seconds: float
+    write_ttl_seconds: float
+    session_ttl_seconds: float
+    lookup_wait_seconds: float
+    waiting_lookups: int
+    max_lineages: dict[tuple[str, str], int]
 
 
 class ConnectionBudget:

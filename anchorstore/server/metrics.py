@@ -9,13 +9,14 @@
 
 The state of the store is read when somebody scrapes, from the same StatusResponse that operators
 get; only what has no state to read (calls, their times) is counted as it happens.  Base units.
-Labels are few and bounded: tier, component, outcome, reason, carrier, method; never a key, a
+Labels are few and bounded: tier, component, device, outcome, carrier, method ...; never a key, a
 client, a domain or a model.  docs/operations.md lists every metric, and a test compares.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -46,7 +47,7 @@ SECONDS_BUCKETS = (
     1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 
-LIMIT_SECTIONS = ("tiers.dram", "lease", "limits", "deadlines", "namespaces", "node")
+LIMIT_SECTIONS = ("tiers.dram", "tiers.nvme", "lease", "limits", "deadlines", "namespaces", "node")
 _LIMIT_UNITS = {"count": "", "fraction": "_ratio", "bytes": "_bytes", "seconds": "_seconds"}
 
 
@@ -83,6 +84,74 @@ TIER_GAUGES: Mapping[str, str] = {
     "huge_pages": "1 where the tier lies on huge pages.",
 }
 
+DEVICE_STATES = ("healthy", "read-only", "offline")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A metric of nvme devices; `samples` by direction, "" where it has none."""
+
+    name: str
+    text: str
+    is_counter: bool
+    samples: Mapping[str, Callable[[admin_pb2.DeviceStatus], float]]
+
+
+def _both_ways(read: str, written: str) -> Mapping[str, Callable[[admin_pb2.DeviceStatus], float]]:
+    return {"read": operator.attrgetter(read), "write": operator.attrgetter(written)}
+
+
+DEVICE_METRICS = (
+    DeviceSpec(
+        "device_state",
+        "What a device can do: 0 all, 1 read alone, 2 nothing.",
+        False,
+        {"": lambda device: DEVICE_STATES.index(device.state)},
+    ),
+    DeviceSpec(
+        "device_stalled",
+        "1 while a call of the device has not come back within tiers.nvme.deadline.",
+        False,
+        {"": operator.attrgetter("stalled")},
+    ),
+    DeviceSpec(
+        "device_capacity_bytes",
+        "Bytes of a device's segments.",
+        False,
+        {"": operator.attrgetter("capacity_bytes")},
+    ),
+    DeviceSpec(
+        "device_queued_blocks",
+        "Blocks that wait at a device or move.",
+        False,
+        _both_ways("reads_waiting", "writes_waiting"),
+    ),
+    DeviceSpec(
+        "device_bytes",
+        "Bytes of blocks moved.",
+        True,
+        _both_ways("bytes_read", "bytes_written"),
+    ),
+    DeviceSpec(
+        "device_blocks",
+        "Blocks moved.",
+        True,
+        _both_ways("blocks_read", "blocks_written"),
+    ),
+    DeviceSpec(
+        "device_errors",
+        "Calls that a device answered with an error.",
+        True,
+        _both_ways("read_errors", "write_errors"),
+    ),
+    DeviceSpec(
+        "device_late_blocks",
+        "Blocks given up before a device had begun them.",
+        True,
+        {"": operator.attrgetter("late_blocks")},
+    ),
+)
+
 COMPONENT_GAUGES: Mapping[str, str] = {
     "capacity_bytes": "Most that the component may take of the tier.",
     "used_bytes": "Bytes of slots in use by the component.",
@@ -112,6 +181,7 @@ class StatusCollector(Collector):
         for spec in GAUGES:
             yield GaugeMetricFamily(PREFIX + spec.name, spec.text, value=float(spec.read(status)))
         yield from self._tiers(status)
+        yield from self._devices(status)
         yield from self._components(status)
         yield from self._counters(status.counters)
 
@@ -122,6 +192,19 @@ class StatusCollector(Collector):
             for tier in status.tiers:
                 family.add_metric([tier.name], float(getattr(tier, name)))
             yield family
+
+    @staticmethod
+    def _devices(status: admin_pb2.StatusResponse) -> Iterable[Metric]:
+        devices = [device for tier in status.tiers for device in tier.devices]
+        for spec in DEVICE_METRICS:
+            labels = ["device"] if "" in spec.samples else ["device", "direction"]
+            family = CounterMetricFamily if spec.is_counter else GaugeMetricFamily
+            found = family(PREFIX + spec.name, spec.text, labels=labels)
+            for device in devices:
+                for direction, read in spec.samples.items():
+                    values = [device.path, direction] if direction else [device.path]
+                    found.add_metric(values, float(read(device)))
+            yield found
 
     @staticmethod
     def _components(status: admin_pb2.StatusResponse) -> Iterable[Metric]:
@@ -169,6 +252,7 @@ class LimitsCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         worked_out = {
             "tiers.dram.segment": self._config.tiers.dram.pool_segment_bytes,
+            "tiers.nvme.segment": self._config.tiers.nvme.tier_segment_bytes,
             "limits.sessions_per_domain": self._config.limits.domain_sessions,
             "limits.connections_per_domain": self._config.limits.domain_connections,
         }

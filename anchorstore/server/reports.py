@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from anchorstore.server.core import types
+from anchorstore.tiers.nvme.device import NvmeDevice
+from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.wire.v1 import admin_pb2 as pb
 
 
@@ -18,18 +20,19 @@ def namespace_status(space: types.NamespaceStatus) -> pb.NamespaceStatus:
         max_lineage=space.max_lineage,
         enabled=space.enabled,
         sessions=space.sessions,
+        nvme_bytes=space.cold_bytes,
+        nvme_quota_bytes=space.cold_quota_bytes,
     )
 
 
-def tier_status(status: types.StoreStatus, name: str, huge_pages: bool) -> pb.TierStatus:
+def tier_status(tier: types.TierStatus) -> pb.TierStatus:
     """One tier with its components."""
     return pb.TierStatus(
-        name=name,
-        capacity_bytes=status.capacity_bytes,
-        used_bytes=status.used_bytes,
-        segments=status.segments,
-        segments_free=status.segments_free,
-        huge_pages=huge_pages,
+        name=tier.name,
+        capacity_bytes=tier.capacity_bytes,
+        used_bytes=tier.used_bytes,
+        segments=tier.segments,
+        segments_free=tier.segments_free,
         components=[
             pb.ComponentStatus(
                 component=int(part.component),  # type: ignore[arg-type]
@@ -37,13 +40,35 @@ def tier_status(status: types.StoreStatus, name: str, huge_pages: bool) -> pb.Ti
                 used_bytes=part.used_bytes,
                 blocks=part.blocks,
             )
-            for part in status.components
+            for part in tier.components
         ],
     )
 
 
+def device_status(device: NvmeDevice) -> pb.DeviceStatus:
+    """One device of the nvme tier."""
+    health, counters = device.health, device.counters
+    return pb.DeviceStatus(
+        path=device.name,
+        state=health.state.name.lower().replace("_", "-"),
+        reason=health.reason,
+        engine=device.engine,
+        capacity_bytes=device.segments * device.segment_bytes,
+        blocks_read=counters["blocks_read"],
+        bytes_read=counters["bytes_read"],
+        blocks_written=counters["blocks_written"],
+        bytes_written=counters["bytes_written"],
+        read_errors=health.read_errors,
+        write_errors=health.write_errors,
+        late_blocks=device.queue.late_blocks,
+        reads_waiting=device.queue.reads.blocks,
+        writes_waiting=device.queue.writes.blocks,
+        stalled=device.queue.is_stalled(),
+    )
+
+
 def status_response(
-    status: types.StoreStatus, domain: str | None, tier_name: str, huge_pages: bool
+    status: types.StoreStatus, domain: str | None, huge_pages: bool, nvme: NvmeTier | None
 ) -> pb.StatusResponse:
     """Everything where `domain` is None, else that domain's namespaces alone."""
     if domain is not None:
@@ -53,19 +78,28 @@ def status_response(
             pages=sum(space.pages for space in own),
             namespaces=[namespace_status(space) for space in own],
         )
+    tiers = [tier_status(tier) for tier in status.tiers]
+    tiers[0].huge_pages = huge_pages
+    if nvme is not None:
+        tiers[1].devices.extend(device_status(device) for device in nvme.devices)
     return pb.StatusResponse(
         sessions=status.sessions,
         leases=status.leases,
         reservations=status.reservations,
         pages=status.pages,
         index_bytes=status.index_bytes,
-        tiers=[tier_status(status, tier_name, huge_pages)],
+        tiers=tiers,
         namespaces=[namespace_status(space) for space in status.namespaces],
-        counters=status.counters,
+        counters={
+            **status.counters,
+            "blocks_to_demote": status.blocks_to_demote,
+            "demotes_in_flight": status.demotes_in_flight,
+            "promotes_in_flight": status.promotes_in_flight,
+        },
     )
 
 
-def list_response(found: types.PageList, tier_name: str) -> pb.ListResponse:
+def list_response(found: types.PageList) -> pb.ListResponse:
     """Pages of one namespace."""
     return pb.ListResponse(
         pages=[
@@ -78,7 +112,8 @@ def list_response(found: types.PageList, tier_name: str) -> pb.ListResponse:
                         component=int(block.component),  # type: ignore[arg-type]
                         layout_digest=block.layout_digest,
                         shard=block.shard,
-                        tier=tier_name,
+                        tier=block.tiers[0],
+                        tiers=block.tiers,
                         lineage=block.lineage,
                         leases=block.leases,
                         bytes=block.bytes,

@@ -22,6 +22,7 @@ from anchorstore.server.core.sealing import SEALED
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import SealWork
 from anchorstore.server.hints import HintTables
+from anchorstore.server.movement import Movement
 from anchorstore.server.mover import CopyResult, Mover
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
@@ -37,21 +38,25 @@ def _nothing_copied(count: int) -> CopyResult:
 class Seals:
     """Carries out seals.  Not for use from other threads than the event loop's.
 
+    Args:
+        movement: told what is sealed and what is gone; None where there is no nvme.
+
     Attributes:
         in_flight: seals whose copies are not done yet.
     """
 
     def __init__(
         self,
+        mover: Mover,
+        hints: HintTables,
+        movement: Movement | None,
         core: Store,
         tier: Tier,
-        mover: Mover,
         clock: Clock,
         supervisor: Supervisor,
-        hints: HintTables,
     ) -> None:
         self._core, self._tier, self._mover, self._clock = core, tier, mover, clock
-        self._supervisor, self._hints = supervisor, hints
+        self._supervisor, self._hints, self._movement = supervisor, hints, movement
         self.in_flight = 0
 
     def seal(
@@ -88,8 +93,10 @@ class Seals:
         return answer
 
     def forget_gone(self) -> None:
-        """Takes out the hints of blocks that are gone."""
+        """Takes out the hints of blocks that are gone; nvme's journal hears what it lost."""
         self._hints.forget(self._core.take_gone())
+        if self._movement is not None:
+            self._movement.note_gone()
 
     def _copied(
         self,
@@ -114,4 +121,6 @@ class Seals:
         self.forget_gone()  # what was replaced, or lost a race
         sealed = np.frombuffer(results, np.uint8)[rows] == SEALED
         self._hints.insert(work.domain, work.copies, np.flatnonzero(sealed))
+        if self._movement is not None:
+            self._movement.wake()
         return pb.SealResponse(results=results)

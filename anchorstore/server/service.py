@@ -8,7 +8,8 @@
                                      core.Store   mover, tier, staging
 
 All of it runs on the event loop, so the core needs no lock, and a call that does not copy bytes
-answers without a task switch.  Seal alone takes time (seals.py).
+answers without a task switch.  Seal takes time (seals.py), and so does a lookup that waits for
+blocks from nvme (lookups.py).
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ from anchorstore.server import codec
 from anchorstore.server.auth import Authenticator
 from anchorstore.server.core.store import Store
 from anchorstore.server.hints import HintTables
+from anchorstore.server.limits import ServiceLimits
+from anchorstore.server.lookups import Lookups, Question
+from anchorstore.server.movement import Movement
 from anchorstore.server.mover import Mover
 from anchorstore.server.peer import Carrier, Peer
+from anchorstore.server.promotion import Promotions
 from anchorstore.server.seals import Seals
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.dram import Staging, StagingPool
+from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.transport.frames import PAYLOAD_BYTES_MAX
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
@@ -49,19 +55,6 @@ from anchorstore.wire.v1 import store_pb2 as pb
 DESCRIPTORS_MAX = 250  # the kernel passes at most 253 at a time (SCM_MAX_FD)
 DECLINED = b"\3"
 CLIENT_NAME_CHARACTERS = 128
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServiceLimits:
-    """What a call may ask for, and how long rights last."""
-
-    pages_per_call: int
-    layouts_per_session: int
-    read_ttl_seconds: float
-    write_ttl_seconds: float
-    session_ttl_seconds: float
-    max_lineages: dict[tuple[str, str], int]
-    """Deepest lineage by (domain, model), where a rule sets one: a session may ask for less."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +86,7 @@ class Service:
         supervisor: Supervisor,
         log: FilteringBoundLogger,
         hints: HintTables,
+        nvme: NvmeTier | None = None,
     ) -> None:
         self.core, self.tier, self.mover, self.stagings = core, tier, mover, stagings
         self.auth, self.clock, self.limits, self.boot_id = auth, clock, limits, boot_id
@@ -101,7 +95,21 @@ class Service:
         self._sessions: dict[bytes, _Session] = {}
         self.is_draining = False
         self.hints = hints
-        self.seals = Seals(core, tier, mover, clock, supervisor, hints)
+        self.nvme = nvme
+        parts = (core, tier, clock, supervisor)
+        self.movement = None if nvme is None else Movement(nvme, *parts)
+        self.seals = Seals(mover, hints, self.movement, *parts)
+        gone = self.seals.forget_gone
+        promotions = None if nvme is None else Promotions(nvme, *parts, hints, gone)
+        self.lookups = Lookups(
+            core,
+            promotions,
+            clock,
+            supervisor,
+            _milliseconds(limits.read_ttl_seconds),
+            limits.lookup_wait_seconds,
+            limits.waiting_lookups,
+        )
 
     # ---- sessions ----
 
@@ -285,25 +293,20 @@ class Service:
 
     # ---- get ----
 
-    def lookup(self, request: pb.LookupRequest, peer: Peer) -> pb.LookupResponse:
-        """The largest boundary that satisfies every need, under a lease."""
+    def lookup(
+        self, request: pb.LookupRequest, peer: Peer
+    ) -> pb.LookupResponse | asyncio.Future[pb.LookupResponse]:
+        """The largest boundary that satisfies every need, under a lease; see lookups.py."""
         session_id = self.session_of(request, peer)
         path_hashes = request.path_hashes  # each access copies them
         convert.hash_count(path_hashes, self.limits.pages_per_call)
         needs = codec.needs_of(request.needs)
         lineage = convert.check_lineage(request.max_lineage)
-        now = self.clock.now()
         if request.release_leases:
-            self.core.release(session_id, convert.lease_ids(request.release_leases), now)
-        result = self.core.lookup(
-            session_id,
-            path_hashes,
-            needs,
-            max_lineage=lineage,
-            margin_pages=request.margin_pages,
-            now=now,
-        )
-        return codec.lookup_response(result, _milliseconds(self.limits.read_ttl_seconds))
+            leases = convert.lease_ids(request.release_leases)
+            self.core.release(session_id, leases, self.clock.now())
+        question = Question(session_id, path_hashes, needs, lineage, request.margin_pages)
+        return self.lookups.lookup(question, request.wait_ms / 1000, request.prefetch)
 
     def renew(self, request: pb.RenewRequest, peer: Peer) -> pb.RenewResponse:
         """Extends leases; names those that had ended."""

@@ -1,12 +1,20 @@
 """What the shell asks of a tier: memory in segments of equal size, written by the daemon alone.
 
+::
+
+    SlotTier          segments with headers and records, which clients map
+      x Tier          dram: the blocks lie beside them, in memory that this process addresses
+      x DeviceTier    hbm: the blocks lie on a device; `Moves` carry them there and back
+
 The core decides which slot of which segment holds a block; a tier only keeps the bytes, gives
 segments their headers, and names the descriptors that a client may map.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
@@ -35,7 +43,44 @@ class FormatAction(Protocol):
     def fresh_memory(self) -> bool: ...
 
 
-class Tier(Protocol):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moves:
+    """Blocks between host memory and slots of a tier; columns of equal length [n].
+
+    Attributes:
+        memories, memory_offsets: u32, u64: the host's end, memory_of(memories[i]) from there on.
+        segments, slots, offsets: u32, u32, u64: the tier's end, in segment segments[i].
+        block_bytes: u64.
+        generations: u32: odd, what a slot shows while it is written; even, what it must show
+            when it is read.
+        checksums: u64: xxh3 of each block as it was sealed.
+        path_hashes, layout_keys, lineages: u64[n, 4], u64, u8: for the record of a written slot.
+    """
+
+    memories: npt.NDArray[np.uint32]
+    memory_offsets: npt.NDArray[np.uint64]
+    segments: npt.NDArray[np.uint32]
+    slots: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.uint64]
+    block_bytes: npt.NDArray[np.uint64]
+    generations: npt.NDArray[np.uint32]
+    checksums: npt.NDArray[np.uint64]
+    path_hashes: npt.NDArray[np.uint64]
+    layout_keys: npt.NDArray[np.uint64]
+    lineages: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+MemoryOf = Callable[[int], npt.NDArray[np.uint8]]
+"""Host memory by number [bytes]; must stay where it is until the move has ended."""
+
+Moved = npt.NDArray[np.bool_]
+"""Per block [n]: whether it arrived, proven by its checksum."""
+
+
+class SlotTier(Protocol):
     """Segments of `segment_bytes`, numbered 0 to `segments` - 1."""
 
     name: str
@@ -45,9 +90,6 @@ class Tier(Protocol):
     def format(self, action: FormatAction) -> None:
         """Gives one segment a new identity; new memory where the action asks for it."""
 
-    def memory(self, index: int) -> npt.NDArray[np.uint8]:
-        """All bytes of a segment, writable [segment_bytes]."""
-
     def records(self, index: int) -> Records:
         """The records of a formatted segment's slots, writable [slots] of segment.RECORD."""
 
@@ -55,7 +97,28 @@ class Tier(Protocol):
         """Where the segment with this id lies; LookupError for an id that is not in use."""
 
     def descriptor(self, index: int) -> int:
-        """File descriptor that a client maps read-only; stays the tier's."""
+        """Memory file of `segment_bytes` that a client maps read-only; stays the tier's."""
 
     def close(self) -> None:
         """Gives the memory back."""
+
+
+class Tier(SlotTier, Protocol):
+    """A tier whose blocks this process addresses."""
+
+    def memory(self, index: int) -> npt.NDArray[np.uint8]:
+        """All bytes of a segment, writable [segment_bytes]."""
+
+
+class DeviceTier(SlotTier, Protocol):
+    """A tier whose blocks lie on a device, which may be lost while everything else goes on."""
+
+    @property
+    def is_online(self) -> bool:
+        """Whether anything still lies there.  Once False, always False."""
+
+    def write(self, moves: Moves, memory_of: MemoryOf) -> Future[Moved]:
+        """Copies blocks to slots and seals them.  Never raises but for a broken invariant."""
+
+    def read(self, moves: Moves, memory_of: MemoryOf) -> Future[Moved]:
+        """Copies sealed blocks to host memory.  Never raises but for a broken invariant."""

@@ -69,6 +69,21 @@ class Slab:
         self._stack[self._free : self._free + len(slots)] = slots
         self._free += len(slots)
 
+    def adopt(self, slots: U32, generations: U32) -> None:
+        """Marks distinct slots as taken and showing these even generations, as a restart finds
+        them; all slots are free now."""
+        assert self._free == self.slots, "slots are adopted into an empty segment"
+        taken = np.zeros(self.slots, np.bool_)
+        taken[slots] = True
+        free = np.flatnonzero(~taken).astype(np.uint32)[::-1]
+        self._stack[: len(free)] = free
+        self._free = len(free)
+        self._generations[slots] = generations
+
+    def generations_of(self, slots: U32) -> U32:
+        """The even generation that each taken slot [n] shows once it is sealed."""
+        return self._generations[slots]
+
     def ceiling(self) -> int:
         """An even generation that no slot has gone beyond: a new format of the same memory
         starts there."""

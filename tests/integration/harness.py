@@ -27,6 +27,7 @@ from anchorstore.config import Config, LogConfig, build
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.server.daemon import Daemon, new_event_loop
 from anchorstore.server.logs import make_logger
+from anchorstore.tiers.nvme.seam import OpenFile, open_direct
 from anchorstore.transport import frames
 from anchorstore.transport.frames import Kind, Method
 from anchorstore.transport.segment import PLACE, SegmentView
@@ -86,14 +87,14 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(config: Config) -> Iterator[Running]:
+def running(config: Config, open_file: OpenFile = open_direct) -> Iterator[Running]:
     """Starts a daemon in a thread; stops it, and fails where a part of it failed."""
     loop, log = new_event_loop(), io.StringIO()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> Daemon:
-        daemon = Daemon(config, make_logger(LogConfig(), "test", log), SystemClock())
+        daemon = Daemon(config, make_logger(LogConfig(), "test", log), SystemClock(), open_file)
         try:
             await daemon.start()
         except BaseException:

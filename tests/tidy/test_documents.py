@@ -11,7 +11,7 @@ import shlex
 import pytest
 
 from anchorstore.cli.main import make_parser
-from scripts.lanes import LANES, VLLM
+from scripts.lanes import APART, LANES
 from tests.tidy.checkout import ROOT, documents, python_files, relative
 
 FENCE = re.compile(r"^```(?:sh|bash|console|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -117,12 +117,12 @@ def test_files_in_the_reading_order_exist() -> None:
 def test_lanes_in_the_document_are_those_of_the_script() -> None:
     text = (ROOT / "docs" / "testing.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9]+)` \| (\d+) \|", text, re.MULTILINE)
-    assert rows == [(lane.name, str(lane.minutes)) for lane in (*LANES, VLLM)]
+    assert rows == [(lane.name, str(lane.minutes)) for lane in (*LANES, *APART)]
 
 
 def test_folders_of_tests_have_a_lane() -> None:
     """A folder without a lane would never run."""
-    placed = {folder for lane in (*LANES, VLLM) for folder in lane.folders}
+    placed = {folder for lane in (*LANES, *APART) for folder in lane.folders}
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
     tops = {folder.relative_to(ROOT / "tests").parts[0] for folder in folders}
     assert tops <= placed, tops - placed

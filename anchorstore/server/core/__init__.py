@@ -2,20 +2,27 @@
 
 Reading order::
 
-    types.py          values in, values out
-    columns.py        growable numpy columns with row allocation
-    index.py          (namespace, path hash) -> page row: open addressing, vectorised
-    blocks.py         page row -> its sealed blocks: chains in columns
-    ../../tiers/slab  one segment's slots
-    pool.py           segments: who holds which, what may be re-formatted
-    sessions.py       sessions, namespaces, block kinds
-    leases.py         timed rights to read
-    policy.py         which page goes next
-    boundary.py       the largest boundary that satisfies all needs
-    state.py          all of the above in one place, and how pages come and go
-    evicting.py balancing.py              making room
-    requests.py                           checks of what comes in
+    store_config.py    limits and sizes
+    types.py work.py   values in, values out; work between the tiers
+    columns.py         growable numpy columns with row allocation
+    index.py           (namespace, path hash) -> page row: open addressing, vectorised
+    page_columns.py    columns that only some policies read
+    blocks.py          page row -> its sealed blocks: chains in columns
+    ../../tiers/slab   one segment's slots
+    pool.py cold_pool.py    segments: who holds which, what may be re-formatted
+    sessions.py        sessions, namespaces, block kinds
+    leases.py          timed rights to read
+    policies.py admission.py leaf_order.py    the order of pages, exact among leaves
+    policy.py          which page of a tier goes next
+    tier.py            what is asked of a tier: dram, nvme
+    boundary.py        the largest boundary that satisfies all needs
+    moving.py story.py state.py    all of the above in one place, and how pages come and go
+    evicting.py balancing.py               making room, in either tier
+    requests.py                            checks of what comes in
     planning.py lookup.py reserving.py sealing.py     the three verbs
-    reports.py check.py                   what operators see, what must always hold
-    store.py          the API
+    demoting.py promoting.py restoring.py  from dram to nvme, back, and over a restart
+    reports.py check.py                    what operators see, what must always hold
+    store.py           the API
+
+Beside it: runs.py, where the order must equal an engine's own; mirror.py, the copies in hbm.
 """

@@ -1,4 +1,4 @@
-"""Every sealed block and where its bytes lie, in steps: what `check --checksums` re-reads."""
+"""Every sealed block in dram and where it lies, in steps: what `check --checksums` re-reads."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def sealed_blocks(state: State, cursor: int, limit: int) -> tuple[BlockTable, in
     """Up to `limit` blocks from `cursor` on (start with 0), and the next cursor: 0 at the end."""
     blocks, pool = state.blocks, state.pool
     live = blocks.live_rows()
+    live = live[state.dram.holds(live)]
     rows = live[live > cursor][:limit]
     kinds = [state.registry.by_kind_id[kind] for kind in blocks.kind.take(rows).tolist()]
-    segments = [pool.by_id[segment] for segment in blocks.segment.take(rows).tolist()]
-    slots = blocks.slot.take(rows)
+    segments = [pool.by_id[segment] for segment in blocks.segment[rows].tolist()]
+    slots = blocks.slot[rows]
     starts = [
         pool.shape(kind.slot_bytes).offset(int(slot))
         for kind, slot in zip(kinds, slots, strict=True)
@@ -48,8 +49,8 @@ def sealed_blocks(state: State, cursor: int, limit: int) -> tuple[BlockTable, in
         slot=slots,
         offset=np.array(starts, np.uint64),
         block_bytes=np.array([kind.block_bytes for kind in kinds], np.uint64),
-        generation=blocks.generation.take(rows),
-        checksum=blocks.checksum.take(rows),
+        generation=blocks.generation[rows],
+        checksum=blocks.checksum[rows],
     )
     is_last = not len(rows) or rows[-1] == live[-1]
     return table, 0 if is_last else int(rows[-1])

@@ -4,8 +4,9 @@
 
     page row        first_block --> block row --next--> block row --next--> 0
                                     kind kv             kind anchor
-                                    segment, slot       segment, slot
+                                    segment, slot       segment, slot      in dram (segment 0: no)
                                     generation ...      generation ...
+                                    cold                cold               in nvme (unit 0: no)
 
 A page holds at most one block of each kind and at most `CHAIN_LIMIT` in all, so walking the
 chains of a whole path is a few gathers.  A block that lost its page (removed, or replaced by a
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anchorstore.server.core.columns import Table
+from anchorstore.server.core.columns import Columns, Table
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.types import U8, U16, U32, U64
 from anchorstore.transport.segment import PLACE, Places
@@ -32,8 +33,9 @@ class Blocks(Table):
     """Blocks as rows.  Row 0 is no block: kind 0, lineage 0, next 0.
 
     Columns: page (row, 0 = detached), next (row), kind (id), place (segment id, slot, generation,
-    even, and xxh3, side by side because answers name them together), lineage, leases (count).
-    35 bytes a block.
+    even, and xxh3, side by side because answers name them together), lineage, leases (count: read
+    leases, and copies under way to or from another tier).  35 bytes a block; `cold` (unit in the
+    nvme tier) only where there is such a tier: 4 more.
     """
 
     COLUMNS = (
@@ -50,14 +52,18 @@ class Blocks(Table):
     place: Places
     lineage: U8
     leases: U32
+    cold: U32
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.version = 0  # changes whenever a chain changes
+    COLD_COLUMNS: Columns = (("cold", np.uint32, 1),)
+
+    def __init__(self, more: Columns = ()) -> None:
+        super().__init__(more)
+        self.version = 0  # changes whenever a chain or a place changes
 
     @property
     def segment(self) -> U32:
-        """Of each row, as a view of `place`; so are the next three."""
+        """Of each row, as a view of `place`; so are the next three.  Index it with rows: take()
+        would copy the whole column first."""
         return self.place["segment"]
 
     @property

@@ -2,10 +2,12 @@
 
 ::
 
-    pages    found under their own key; parent one page shorter, same namespace; children counted;
-             neither blocks nor children: should be gone
-    blocks   in one chain or detached under a lease; leases counted; generation even
-    slots    each taken slot has one block or one ticket; used and reserved bytes add up
+    pages    found under their own key; parent one page shorter, same namespace; children counted
+             in each tier; neither blocks nor children: should be gone
+    blocks   in one chain or detached under a lease, with a place in some tier; leases and pins
+             counted; generation even
+    slots    in each tier, each taken slot has one block or one ticket; used and reserved bytes add
+             up
     records  kinds, namespaces, sessions refer to one another and to nothing that has ended
 """
 
@@ -15,10 +17,14 @@ import collections
 
 import numpy as np
 
+from anchorstore.layout import Component
 from anchorstore.server.core.blocks import CHAIN_LIMIT
+from anchorstore.server.core.moving import DemoteTicket, PromoteTicket
+from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.reserving import open_bytes
-from anchorstore.server.core.state import State
-from anchorstore.server.core.types import U32
+from anchorstore.server.core.state import State, Ticket
+from anchorstore.server.core.tier import Tier
+from anchorstore.server.core.types import U32, Positions
 
 PROBED_AT_ONCE = 16_384  # bounds the memory that a check takes on the side
 
@@ -30,7 +36,8 @@ def violations(state: State) -> list[str]:
         *_buckets(state),
         *_chains(state),
         *_leases(state),
-        *_slots(state),
+        *(text for tier in state.tiers for text in _slots(state, tier)),
+        *_moving(state),
         *_bytes(state),
         *_records(state),
     ]
@@ -48,10 +55,13 @@ def _pages(state: State) -> list[str]:
         found.append("index: a parent in another namespace, or gone")
     if (index.page[child] != index.page[parent] + np.uint32(1)).any():
         found.append("index: a parent that is not one page shorter")
-    counted = np.bincount(parents, minlength=index.rows.top)[rows]
-    if (counted != index.children[rows]).any():
-        found.append("index: children miscounted")
-    bare = (index.children[rows] == 0) & (index.first_block[rows] == 0)
+    bare = np.ones(len(rows), np.bool_)
+    for tier in state.tiers:
+        within = tier.within(rows)
+        counted = np.bincount(parents[within], minlength=index.rows.top)[rows]
+        if (counted != tier.children[rows]).any():
+            found.append(f"index: children miscounted in {tier.name}")
+        bare &= ~within
     if bare.any():
         found.append(f"index: {int(bare.sum())} pages without blocks and children")
     if len(rows) and int(index.stamp[rows].max()) > state.tick:
@@ -97,8 +107,11 @@ def _chains(state: State) -> list[str]:
     pairs.sort()
     if (pairs[1:] == pairs[:-1]).any():
         found.append("blocks: two of one kind on a page")
-    if (table.generation[blocks] % 2).any():
+    in_dram = blocks[state.dram.holds(blocks)]
+    if (table.generation[in_dram] % 2).any():
         found.append("blocks: an odd generation is sealed")
+    if not np.logical_or.reduce([tier.holds(blocks) for tier in state.tiers]).all():
+        found.append("blocks: one without a place")
     return found
 
 
@@ -112,6 +125,8 @@ def _leases(state: State) -> list[str]:
         session = state.registry.sessions.get(lease.session_id)
         if session is None or lease.lease_id not in session.leases:
             found.append(f"leases: lease {lease.lease_id} without its session")
+    for pins in _pins(state):
+        counts[pins] += 1
     live = table.live_rows()
     if (counts[live] != table.leases[live]).any() or counts.sum() != counts[live].sum():
         found.append("leases: counts differ from the blocks'")
@@ -133,56 +148,132 @@ def _leases(state: State) -> list[str]:
     return found + state.registry.idle.check("sessions")
 
 
-def _slots(state: State) -> list[str]:
-    table, pool, found = state.blocks, state.pool, []
+def _pins(state: State) -> list[Positions]:
+    """Block rows that tickets between the tiers hold, ticket by ticket."""
+    moving = state.movement
+    return [
+        *(ticket.rows for ticket in moving.demotes.values()),
+        *(ticket.rows for ticket in moving.promotes.values()),
+        *(ticket.pinned for ticket in moving.promotes.values()),
+    ]
+
+
+def _slots(state: State, tier: Tier) -> list[str]:
+    table, pool, found = state.blocks, tier.pool, []
     blocks = table.live_rows()
+    blocks = blocks[tier.holds(blocks)]
+    places, slots = tier.segments_of(blocks), tier.slots_of(blocks)
     writing: dict[int, list[U32]] = collections.defaultdict(list)
-    for ticket in state.tickets.values():
+    for ticket in _writing_to(state, tier):
         for segment_id in np.unique(ticket.segment_ids).tolist():
             writing[segment_id].append(ticket.slots[ticket.segment_ids == segment_id])
     held = 0
     for segment_id, segment in pool.by_id.items():
-        mine = blocks[table.segment[blocks] == segment_id]
+        mine = blocks[places == segment_id]
         held += len(mine)
         beside = np.concatenate([np.zeros(0, np.uint32), *writing[segment_id]])
-        taken = np.concatenate([table.slot[mine], beside])
-        found += [f"segment {segment_id}: {text}" for text in segment.slab.check(taken)]
+        taken = np.concatenate([slots[places == segment_id], beside])
+        name = f"{tier.name} segment {segment_id}"
+        found += [f"{name}: {text}" for text in segment.slab.check(taken)]
         if segment.writing != len(beside):
-            found.append(f"segment {segment_id}: {segment.writing} slots said to be written")
+            found.append(f"{name}: {segment.writing} slots said to be written")
         kinds = np.unique(table.kind[mine]).tolist()
-        if any(state.registry.by_kind_id[k].slot_class is not segment.slot_class for k in kinds):
-            found.append(f"segment {segment_id}: a block of another class")
+        if any(
+            tier.class_of(state.registry.by_kind_id[k]) is not segment.slot_class for k in kinds
+        ):
+            found.append(f"{name}: a block of another class")
     if held != len(blocks):
-        found.append("blocks: one in a segment that is gone")
+        found.append(f"blocks: one in a segment that is gone from {tier.name}")
+    return found + _pool(tier.pool)
+
+
+def _writing_to(state: State, tier: Tier) -> list[Ticket | DemoteTicket | PromoteTicket]:
+    """Tickets that hold slots of the tier for blocks that are not there yet."""
+    if tier is state.dram:
+        return [*state.tickets.values(), *state.movement.promotes.values()]
+    return [*state.movement.demotes.values()]
+
+
+def _pool(pool: Pool) -> list[str]:
+    found = []
     indexes = sorted([*pool.unused, *(segment.index for segment in pool.by_id.values())])
-    if indexes != list(range(state.config.segments)):
+    if indexes != list(range(pool.segments)):
         found.append("pool: a segment twice, or lost")
+    for component in Component:
+        mine = list(pool.segments_of(component))
+        used = sum(segment.slab.used * segment.slot_class.slot_bytes for segment in mine)
+        if pool.used_bytes(component) != used or pool.held_segments(component) != len(mine):
+            found.append(f"pool: {component.name} miscounted")
+    for slot_class in pool.classes.values():
+        roomy = {segment.segment_id for segment in slot_class.segments if segment.slab.free}
+        if not roomy <= set(slot_class.roomy):
+            found.append(f"pool: free slots of class {slot_class.class_id} are not on offer")
+    return found
+
+
+def _moving(state: State) -> list[str]:
+    moving, found = state.movement, []
+    demoting = [row for ticket in moving.demotes.values() for row in ticket.rows.tolist()]
+    if sorted(demoting) != sorted(moving.demoting):
+        found.append("movement: blocks being written are not the ones on record")
+    promoting = {
+        row: ticket.ticket_id for ticket in moving.promotes.values() for row in ticket.rows.tolist()
+    }
+    if promoting != moving.promoting:
+        found.append("movement: blocks being read are not the ones on record")
+    rows = np.array(sorted(promoting), np.uint32)
+    if len(rows) and (state.dram.holds(rows).any() or not state.tiers[-1].holds(rows).all()):
+        found.append("movement: a block is read that is in dram, or not in nvme")
     return found
 
 
 def _bytes(state: State) -> list[str]:
-    index, table, found = state.index, state.blocks, []
-    used: collections.Counter[int] = collections.Counter()
-    blocks = table.live_rows()
-    attached = blocks[table.page[blocks] != 0]
-    sizes = state.registry.slot_bytes_of_kind[table.kind[attached]]
-    owners = index.namespace[table.page[attached]]
-    for owner in np.unique(owners).tolist():
-        used[owner] = int(sizes[owners == owner].sum())
-    for row, record in state.detached.items():
-        used[record.namespace_id] += int(state.registry.slot_bytes_of_kind[table.kind[row]])
-    reserved: collections.Counter[int] = collections.Counter()
+    found = []
+    charged: dict[str, collections.Counter[int]] = {
+        name: collections.Counter() for name in ("used", "reserved", "cold", "cold_reserved")
+    }
+    for tier, name in zip(state.tiers, ("used", "cold"), strict=False):
+        _count_held(state, tier, charged[name])
     for reservation in state.reservation_by_id.values():
-        reserved[reservation.session.record.namespace_id] += open_bytes(reservation)
+        owner = reservation.session.record.namespace_id
+        charged["reserved"][owner] += open_bytes(reservation)
     for ticket in state.tickets.values():
         owner = ticket.session.record.namespace_id
-        reserved[owner] += int(ticket.reservation.slot_bytes[ticket.layouts].sum())
-    for owner, record in state.registry.by_namespace_id.items():
-        if record.used_bytes != used[owner] or record.reserved_bytes != reserved[owner]:
-            found.append(f"namespace {owner}: bytes used or reserved miscounted")
-    if set(+used) | set(+reserved) > set(state.registry.by_namespace_id):
-        found.append("namespaces: bytes of one that is gone")
+        charged["reserved"][owner] += int(ticket.reservation.slot_bytes[ticket.layouts].sum())
+    for promote in state.movement.promotes.values():
+        charged["reserved"][promote.record.namespace_id] += promote.reserved_bytes
+    for demote in state.movement.demotes.values():
+        for row in demote.rows.tolist():
+            size = state.tiers[-1].slot_bytes_of_kind[state.blocks.kind[row]]
+            charged["cold_reserved"][_owner(state, row)] += int(size)
+    for name, bytes_by_owner in charged.items():
+        for owner, record in state.registry.by_namespace_id.items():
+            if getattr(record, f"{name}_bytes") != bytes_by_owner[owner]:
+                found.append(f"namespace {owner}: {name} bytes miscounted")
+        if set(+bytes_by_owner) > set(state.registry.by_namespace_id):
+            found.append("namespaces: bytes of one that is gone")
     return found
+
+
+def _owner(state: State, row: int) -> int:
+    """Id of the namespace that pays for a block."""
+    if row in state.detached:
+        return state.detached[row].namespace_id
+    return int(state.index.namespace[state.blocks.page[row]])
+
+
+def _count_held(state: State, tier: Tier, charged: collections.Counter[int]) -> None:
+    """Bytes of slots in the tier by namespace."""
+    table = state.blocks
+    blocks = table.live_rows()
+    blocks = blocks[tier.holds(blocks)]
+    attached = blocks[table.page[blocks] != 0]
+    sizes = tier.slot_bytes_of_kind[table.kind[attached]]
+    owners = state.index.namespace[table.page[attached]]
+    for owner in np.unique(owners).tolist():
+        charged[owner] = int(sizes[owners == owner].sum())
+    for row in blocks[table.page[blocks] == 0].tolist():
+        charged[_owner(state, row)] += int(tier.slot_bytes_of_kind[table.kind[row]])
 
 
 def _records(state: State) -> list[str]:
@@ -199,7 +290,8 @@ def _records(state: State) -> list[str]:
             found.append(f"kind {kind.kind_id}: blocks or sessions miscounted")
         if not kind.blocks and not kind.sessions:
             found.append(f"kind {kind.kind_id}: idle but there")
-        if state.pool.classes.get(kind.slot_class.key) is not kind.slot_class:
+        classes = [(tier.pool, tier.class_of(kind)) for tier in state.tiers]
+        if any(c is not None and pool.classes.get(c.key) is not c for pool, c in classes):
             found.append(f"kind {kind.kind_id}: its slot class is gone")
     for record in registry.namespaces.values():
         attached_ids = {s.session_id for s in registry.sessions.values() if s.record is record}

@@ -78,15 +78,21 @@ def grown(column: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
     return larger
 
 
+Columns = tuple[tuple[str, npt.DTypeLike, int], ...]
+"""(attribute, dtype, width); width 1 is a flat column."""
+
+
 class Table:
     """Base of the tables: names its columns in `COLUMNS`, takes and gives rows."""
 
-    COLUMNS: tuple[tuple[str, npt.DTypeLike, int], ...] = ()
-    """(attribute, dtype, width); width 1 is a flat column."""
+    COLUMNS: Columns = ()
+    """Those that every table of the kind has."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Columns = ()) -> None:
+        """`more` are columns that only some stores need."""
         self.rows = Rows()
-        for name, dtype, width in self.COLUMNS:
+        self.columns = self.COLUMNS + more
+        for name, dtype, width in self.columns:
             shape = (FIRST_CAPACITY,) if width == 1 else (FIRST_CAPACITY, width)
             setattr(self, name, np.zeros(shape, dtype))
 
@@ -96,21 +102,20 @@ class Table:
     def take_rows(self, count: int) -> U32:
         """`count` rows, with columns long enough to hold them."""
         taken = self.rows.take(count)
-        name, _, _ = self.COLUMNS[0]
+        name, _, _ = self.columns[0]
         if self.rows.top > len(getattr(self, name)):
-            for name, _, _ in self.COLUMNS:
+            for name, _, _ in self.columns:
                 setattr(self, name, grown(getattr(self, name), self.rows.top))
         return taken
 
     def expect(self, rows: int) -> None:
         """Makes room for `rows` in all, so that the table need not grow while it is busy."""
-        for name, _, _ in self.COLUMNS:
+        for name, _, _ in self.columns:
             setattr(self, name, grown(getattr(self, name), rows + 1))
 
-    @classmethod
-    def row_bytes(cls) -> int:
+    def row_bytes(self) -> int:
         """Bytes of one row."""
-        return sum(np.dtype(dtype).itemsize * width for _, dtype, width in cls.COLUMNS)
+        return sum(np.dtype(dtype).itemsize * width for _, dtype, width in self.columns)
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Making room: evict pages, or drop single blocks where that harms little.
+"""Making room in a tier: evict pages, or drop single blocks where that harms little.
 
 ::
 
@@ -8,57 +8,100 @@
     thin     anchors and states alone: blocks of inner pages, least recently used first.
              A hole there costs the boundaries near it; a hole in kv would cut off everything
              behind it, so kv is never thinned.
+
+A block that another tier holds too only loses its place here; a page of nothing but such blocks is
+*demoted* (from dram), not evicted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from anchorstore.layout import Component
 from anchorstore.server.core.balancing import take_colder, take_oldest
+from anchorstore.server.core.moving import Left
 from anchorstore.server.core.policy import Field, Scope, oldest_inner_blocks, take_leaves
 from anchorstore.server.core.pool import Grant, SlotClass
 from anchorstore.server.core.state import State
+from anchorstore.server.core.tier import Tier
+from anchorstore.server.core.types import U32, Bools
 
 THINNED = frozenset({Component.ANCHOR, Component.STATE})
 """Components of which a reader needs only the pages near its boundary."""
 
 
-def evict(state: State, scope: Scope, want_bytes: int, before: int) -> int:
-    """Evicts leaf pages last used before tick `before`, until `want_bytes` of the scope's slots
-    are free or no victim is left.  Returns the blocks gone."""
-    pages = take_leaves(state, scope, want_bytes, before)
+def evict(
+    state: State,
+    tier: Tier,
+    scope: Scope,
+    want_bytes: int,
+    before: int,
+    may_go: Callable[[int], bool] | None = None,
+    rather_than: U32 | None = None,
+) -> int:
+    """Takes leaf pages (which: `take_leaves`) out of the tier, until `want_bytes` of the scope's
+    slots are free or no victim is left.  Returns the places given up."""
+    pages, holes = take_leaves(state, tier, scope, want_bytes, before, may_go, rather_than)
     if not pages:
         return 0
-    gone, kept = state.forget_unlinked(pages)
-    state.ensure(kept == 0, "a leased block was evicted")
-    state.counters["pages_evicted"] += len(pages)
-    state.counters["blocks_evicted"] += gone
-    state.note("evict", scope, len(pages), "pages", gone, "blocks")
-    return gone
+    left = state.leave(tier, np.array(pages, np.uint32), holes)
+    state.ensure(left.kept == 0, "a leased block was evicted")
+    count_evicted(state, tier, len(pages), left)
+    state.note("evict", tier.name, scope, len(pages), "pages", left.gone, "blocks")
+    return left.gone + left.moved
 
 
-def thin(state: State, scope: Scope, want_bytes: int, before: int) -> int:
-    """Drops blocks of inner pages.  Returns the blocks gone."""
-    rows = oldest_inner_blocks(state, scope, want_bytes, before)
+def count_evicted(state: State, tier: Tier, pages: int, left: Left) -> None:
+    """Counts pages and blocks that a tier has given up for others."""
+    counters, dram = state.counters, tier is state.dram
+    suffix = "" if dram else f"_{tier.name}"
+    counters[f"pages_evicted{suffix}"] += pages - left.pages_moved
+    counters[f"blocks_evicted{suffix}"] += left.gone
+    if left.moved:
+        counters["pages_demoted" if dram else "pages_undoubled"] += left.pages_moved
+        counters["blocks_demoted" if dram else "blocks_undoubled"] += left.moved
+
+
+def thin(
+    state: State,
+    tier: Tier,
+    scope: Scope,
+    want_bytes: int,
+    before: int,
+    among: Callable[[U32], Bools] | None = None,
+) -> int:
+    """Drops blocks of inner pages from the tier.  Returns the places given up."""
+    rows = oldest_inner_blocks(state, tier, scope, want_bytes, before, among)
     for row in rows.tolist():
-        state.forget_block(row)
-    state.counters["blocks_thinned"] += len(rows)
+        state.leave_block(tier, row)
+    state.counters["blocks_thinned" if tier is state.dram else "blocks_thinned_nvme"] += len(rows)
     if len(rows):
-        state.note("thin", scope, len(rows), "blocks")
+        state.note("thin", tier.name, scope, len(rows), "blocks")
     return len(rows)
 
 
-def take_slots(state: State, slot_class: SlotClass, count: int, before: int) -> list[Grant]:
+def take_slots(
+    state: State,
+    tier: Tier,
+    slot_class: SlotClass,
+    count: int,
+    before: int,
+    rather_than: U32 | None = None,
+) -> list[Grant]:
     """Up to `count` slots for writing: the ladder drawn in pool.py.
 
-    Each round takes a slot, or retires one (slab.py), or is the last: they come to an end.
+    Only what was used before tick `before` makes room; `rather_than` as in `take_leaves`.  Each
+    round takes a slot, or retires one (slab.py), or is the last: they come to an end.
     """
-    grants = state.pool.take(slot_class, count)
+    grants = tier.pool.take(slot_class, count)
     missing = count - _slots_in(grants)
     while missing:
         retired = slot_class.retired_slots
-        if not _make_room(state, slot_class, missing, before):
+        if not _make_room(state, tier, slot_class, missing, before, rather_than):
             break
-        gained = state.pool.take(slot_class, missing)
+        gained = tier.pool.take(slot_class, missing)
         state.ensure(
             bool(gained) or slot_class.retired_slots > retired,
             f"room was made for class {slot_class.class_id}, and none of {missing} slots is free",
@@ -72,48 +115,65 @@ def _slots_in(grants: list[Grant]) -> int:
     return sum(len(grant.slots) for grant in grants)
 
 
-def _make_room(state: State, slot_class: SlotClass, missing: int, before: int) -> bool:
+def _make_room(
+    state: State,
+    tier: Tier,
+    slot_class: SlotClass,
+    missing: int,
+    before: int,
+    rather_than: U32 | None,
+) -> bool:
     """One rung of the ladder; whether it freed a slot of the class, or retired one."""
     missing_bytes = missing * slot_class.slot_bytes
     scope = Scope(Field.SLOT_CLASS, slot_class.class_id)
     made = (
-        state.pool.extend(slot_class)
-        or take_colder(state, slot_class, missing, before)
-        or evict(state, scope, missing_bytes, before) > 0
+        tier.pool.extend(slot_class)
+        or take_colder(state, tier, slot_class, missing, before)
+        or evict(state, tier, scope, missing_bytes, before, None, rather_than) > 0
     )
     if not made and slot_class.component in THINNED:
-        made = thin(state, scope, missing_bytes, before) > 0
+        made = thin(state, tier, scope, missing_bytes, before) > 0
     if not made and not slot_class.segments:
-        made = take_oldest(state, slot_class, before)
+        made = take_oldest(state, tier, slot_class, before)
     return made
 
 
-def evict_step(state: State, draining: set[Component], limit_blocks: int) -> int:
-    """Watermark work, at most about `limit_blocks` blocks.
+def evict_step(state: State, limit_blocks: int) -> int:
+    """Watermark work in every tier, at most about `limit_blocks` blocks each.
 
     A component above its high watermark is drained, in as many steps as it takes, until it is
-    below its low one; `draining` remembers which.  Returns the blocks gone.
+    below its low one.  Where there is a slower tier that takes blocks, this waits for what is not
+    there yet; only a writer that needs the room does not.  Returns the places given up.
     """
+    return sum(_evict_step(state, tier, limit_blocks) for tier in state.tiers)
+
+
+def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
     gone = 0
+    may_go = state.is_doubled if state.waits_for_nvme(tier) else None
+    among = state.doubled if state.waits_for_nvme(tier) else None
     for component in Component:
-        capacity_bytes = state.pool.capacity_bytes(component)
-        used_bytes = state.pool.used_bytes(component)
-        if used_bytes > state.config.high_watermark * capacity_bytes:
-            draining.add(component)
-        over_bytes = used_bytes - int(state.config.low_watermark * capacity_bytes)
-        if component not in draining or gone >= limit_blocks:
+        capacity_bytes = tier.pool.capacity_bytes(component)
+        used_bytes = tier.pool.used_bytes(component)
+        if used_bytes > tier.high_watermark * capacity_bytes:
+            tier.draining.add(component)
+        over_bytes = used_bytes - int(tier.low_watermark * capacity_bytes)
+        if component not in tier.draining or gone >= limit_blocks:
             continue
         scope = Scope(Field.COMPONENT, int(component))
-        want_bytes = min(over_bytes, (limit_blocks - gone) * _smallest_slot(state, component))
-        here = evict(state, scope, want_bytes, state.tick + 1) if want_bytes > 0 else 0
+        smallest = _smallest_slot(state, tier, component)
+        want_bytes = min(over_bytes, (limit_blocks - gone) * smallest)
+        here, before = 0, state.tick + 1
+        if want_bytes > 0:
+            here = evict(state, tier, scope, want_bytes, before, may_go)
         if not here and want_bytes > 0 and component in THINNED:
-            here = thin(state, scope, want_bytes, state.tick + 1)
+            here = thin(state, tier, scope, want_bytes, before, among)
         gone += here
         if not here or over_bytes <= 0:
-            draining.discard(component)
+            tier.draining.discard(component)
     return gone
 
 
-def _smallest_slot(state: State, component: Component) -> int:
-    sizes = (k.slot_bytes for k in state.registry.kinds.values() if k.component == component)
-    return min(sizes, default=1)
+def _smallest_slot(state: State, tier: Tier, component: Component) -> int:
+    classes = (tier.class_of(k) for k in state.registry.kinds.values() if k.component == component)
+    return min((found.slot_bytes for found in classes if found is not None), default=1)

@@ -33,8 +33,8 @@ import struct
 
 import numpy as np
 
-from anchorstore.server.core.columns import Table
-from anchorstore.server.core.types import U16, U32, U64, Positions
+from anchorstore.server.core.columns import Columns, Table
+from anchorstore.server.core.types import U16, U32, U64, Bools, Positions
 
 count_nonzero = np.count_nonzero  # on bools three times as fast as any() and all()
 
@@ -51,8 +51,9 @@ SAME_WORDS = np.uint32(0x01010101)  # four bools that are all true, seen as one 
 class PageIndex(Table):
     """Pages as rows.  Row 0 is no page.
 
-    Columns: hashes u64[4], parent (row), children (count), stamp (tick of the last use),
-    namespace (id), page (index in its prefix), first_block (row in the block table).
+    Columns: hashes u64[4], parent (row), children (count, in dram: tier.py), stamp (tick of the
+    last use), namespace (id), page (index in its prefix), first_block (row in the block table);
+    where there is an nvme tier, cold_children (count, in it).
     """
 
     COLUMNS = (
@@ -71,9 +72,12 @@ class PageIndex(Table):
     namespace: U32
     page: U32
     first_block: U32
+    cold_children: U32
 
-    def __init__(self, secret: bytes) -> None:
-        super().__init__()
+    COLD_COLUMNS: Columns = (("cold_children", np.uint32, 1),)
+
+    def __init__(self, secret: bytes, more: Columns = ()) -> None:
+        super().__init__(more)
         stream = b"".join(hashlib.sha512(secret + bytes([i])).digest() for i in range(2))
         keys = np.frombuffer(stream, np.uint64)
         self._word_keys = keys[:8].copy()
@@ -99,15 +103,20 @@ class PageIndex(Table):
 
     # ---- addressing ----
 
-    def _place(self, namespaces: int | U64, hashes: U64) -> tuple[Positions, U16]:
-        """Home bucket and tag of each key [n].  A tag may be 0, like an empty place: what a tag
-        finds is verified anyway."""
-        mixed = hashes.view(np.uint32).astype(np.uint64) @ self._word_keys
+    def mixed(self, namespaces: int | U64, hashes: U64) -> U64:
+        """64 bits of each key [n] that only who knows the secret can foresee."""
+        mixed: U64 = hashes.view(np.uint32).astype(np.uint64) @ self._word_keys
         if isinstance(namespaces, int):
             start = (namespaces * self._namespace_key + self._offset_key) & MASK_64
             mixed += np.uint64(start)
         else:
             mixed += namespaces * np.uint64(self._namespace_key) + np.uint64(self._offset_key)
+        return mixed
+
+    def _place(self, namespaces: int | U64, hashes: U64) -> tuple[Positions, U16]:
+        """Home bucket and tag of each key [n].  A tag may be 0, like an empty place: what a tag
+        finds is verified anyway."""
+        mixed = self.mixed(namespaces, hashes)
         tag = mixed.view(np.uint16)[2::4]  # bits 32 to 47
         return (mixed >> self._bucket_shift).view(np.intp), tag
 
@@ -202,7 +211,6 @@ class PageIndex(Table):
         self.page[rows] = pages
         self.stamp[rows] = stamp
         self.parent[rows] = 0
-        self.children[rows] = 0
         self.first_block[rows] = 0
         if 2 * len(self) > WAYS << self._bits:
             self._rebuild(len(self))
@@ -275,22 +283,18 @@ class PageIndex(Table):
 
     # ---- links ----
 
-    def settle(self, path: U32) -> int:
-        """Makes a path [n] that a reader named consistent: rows at another place than their own
-        become 0 (a prefix that names a page twice, or out of order, matches it once, where it
-        belongs), then links heal.  Returns the place behind the last page that is there."""
-        known = int(count_nonzero(path))
+    def is_chain(self, path: U32, known: int) -> bool:
+        """Whether the first `known` rows of a path, and no others, are there and linked from page
+        0 on: the common case."""
         there = path[:known]
-        if not known:
-            return 0
-        if there[0] and not self.page[there[0]]:
-            linked = self.parent.take(there[1:]) == there[:-1]
-            if count_nonzero(linked) == known - 1:  # a whole chain from page 0, the common case
-                return known
-        path[self.page.take(path) != self._counting(len(path))] = 0
-        self.heal(path)
-        places = np.flatnonzero(path)
-        return int(places[-1]) + 1 if len(places) else 0
+        if not there[0] or self.page[there[0]]:
+            return False
+        linked = self.parent.take(there[1:]) == there[:-1]
+        return int(count_nonzero(linked)) == known - 1
+
+    def misplaced(self, path: U32) -> Bools:
+        """Which rows of a path [n] from page 0 lie at another place than their own."""
+        return np.asarray(self.page.take(path) != self._counting(len(path)))
 
     def _counting(self, count: int) -> U32:
         """0, 1, 2, ... [count], kept from call to call."""
@@ -298,18 +302,25 @@ class PageIndex(Table):
             self._numbers = np.arange(2 * count, dtype=np.uint32)
         return self._numbers[:count]
 
-    def heal(self, path: U32) -> None:
+    def link(self, path: U32) -> tuple[U32, U32]:
         """Links each page of a path seen in order, [n] distinct rows and 0 for holes, to the one
-        before."""
+        before.  Returns the pages newly linked and their parents; the caller counts children."""
         child, parent = path[1:], path[:-1]
         loose = (self.parent.take(child) == 0) & (child != 0) & (parent != 0)
         if not loose.any():
-            return
+            return child[:0], parent[:0]
         child, parent = child[loose], parent[loose]
         fits = self.page.take(child) == self.page.take(parent) + np.uint32(1)
         child, parent = child[fits], parent[fits]
         self.parent[child] = parent
-        np.add.at(self.children, parent, 1)
+        return child, parent
+
+    def adopt(self, children: U32, parents: U32) -> None:
+        """Links pages [n], distinct and without a parent, to these rows, where they are their
+        parents; the caller counts children."""
+        fits = (parents != 0) & (self.page[children] == self.page[parents] + np.uint32(1))
+        fits &= self.namespace[children] == self.namespace[parents]
+        self.parent[children[fits]] = parents[fits]
 
     def live_rows(self) -> U32:
         """Rows of all pages, ascending."""

@@ -4,7 +4,10 @@
 
     question --Plans--> plan --miss--> counted, answered
                           |
-                          hit --> stamps of the path, lease counts of its blocks --> answered
+                          hit, all of it in dram --> stamps of the path, lease counts --> answered
+                          |
+                          hit, some of it in nvme --> promoting.py --> "wait for these tickets"
+                                                      no room, no wish: again, in dram alone
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import numpy as np
 
 from anchorstore.errors import CapacityFull, InvalidRequest, LeaseExpired
 from anchorstore.server.core import requests
-from anchorstore.server.core.planning import Plan, Plans, columns_of_needs
+from anchorstore.server.core.demoting import not_admitted, note_sealed
+from anchorstore.server.core.planning import Plan, Plans, Reach, columns_of_needs
+from anchorstore.server.core.promoting import promote
 from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import BlockColumns, LookupResult, Miss, Need
@@ -29,16 +34,23 @@ def lookup(
     needs: Sequence[Need],
     max_lineage: int,
     margin_pages: int,
+    reach: Reach,
     now: float,
 ) -> LookupResult:
-    """The largest boundary that satisfies every need, under a read lease."""
+    """The largest boundary that satisfies every need, under a read lease; or what must be brought
+    to dram first."""
     keys = requests.hash_columns(state.config, hashes)
     requests.check_needs(session, needs)
     if max_lineage < 0 or margin_pages < 0:
         raise InvalidRequest(f"max_lineage {max_lineage}, margin_pages {margin_pages}: below 0")
     if not session.record.enabled:
         return _miss(state, Miss.DISABLED)
-    plan = plans.get(state, session, hashes, keys, needs, max_lineage, margin_pages)
+    plan = plans.get(state, session, hashes, keys, needs, max_lineage, margin_pages, reach)
+    if plan.is_cold:
+        promotion = promote(state, session.record, plan)
+        if promotion is not None:
+            return LookupResult(0, 0, 0, 0, Miss.COLD, [], promotion)
+        plan = plans.get(state, session, hashes, keys, needs, max_lineage, margin_pages, Reach.DRAM)
     if plan.miss is not Miss.HIT:
         return _miss(state, plan.miss)
     return _hold(state, session, plan, now)
@@ -51,17 +63,11 @@ def _miss(state: State, reason: Miss) -> LookupResult:
 
 def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResult:
     """Uses the path and leases the blocks."""
-    if len(session.leases) >= state.config.max_leases:
-        raise CapacityFull(
-            f"session holds {len(session.leases)} leases, limit {state.config.max_leases}"
-        )
-    named = state.leases.blocks_named + sum(map(len, plan.blocks))
-    if named > state.config.max_leased_blocks:
-        raise CapacityFull(
-            f"lookup: {named} blocks under read leases, limit {state.config.max_leased_blocks} "
-            "(limits.leased_blocks)"
-        )
-    state.touch(plan.pages)
+    _check_leases(state, session, sum(map(len, plan.blocks)))
+    waiting = not_admitted(state, plan.pages)
+    state.use(plan.pages)
+    if len(waiting):
+        note_sealed(state, waiting)
     lease_id = 0
     if len(plan.held):
         state.blocks.leases[plan.held] += np.uint32(1)
@@ -79,6 +85,20 @@ def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResul
     )
 
 
+def _check_leases(state: State, session: Session, blocks: int) -> None:
+    """CapacityFull where one more lease, of so many blocks, would be too many."""
+    if len(session.leases) >= state.config.max_leases:
+        raise CapacityFull(
+            f"session holds {len(session.leases)} leases, limit {state.config.max_leases}"
+        )
+    named = state.leases.blocks_named + blocks
+    if named > state.config.max_leased_blocks:
+        raise CapacityFull(
+            f"lookup: {named} blocks under read leases, limit {state.config.max_leased_blocks} "
+            "(limits.leased_blocks)"
+        )
+
+
 def leased_columns(
     state: State, session: Session, lease_id: int, need: int
 ) -> tuple[BlockColumns, Kind]:
@@ -90,7 +110,7 @@ def leased_columns(
         raise InvalidRequest(f"need {need} of {len(lease.blocks)}")
     rows, one = lease.blocks[need], slice(need, need + 1)
     [columns] = columns_of_needs(
-        state, lease.layouts[one], lease.first_pages[one], (rows,), rows.astype(np.intp)
+        lease.layouts[one], lease.first_pages[one], (rows,), state.blocks.place.take(rows)
     )
     return columns, session.kinds[columns.layout]
 
@@ -119,8 +139,25 @@ def touch(state: State, session: Session, hashes: bytes) -> None:
     if session.record.enabled:
         pages = np.unique(state.index.probe(session.record.namespace_id, keys))
         pages = pages[pages != 0]
-        state.touch(pages[np.argsort(state.index.page.take(pages), kind="stable")])
+        state.use(pages[np.argsort(state.index.page.take(pages), kind="stable")])
         state.counters["pages_touched"] += len(pages)
+
+
+def pin(state: State, session: Session, hashes: bytes, now: float) -> int:
+    """Leases whatever these pages hold in dram; 0 where that is nothing."""
+    pages = np.unique(
+        state.index.probe(session.record.namespace_id, requests.hash_columns(state.config, hashes))
+    )
+    rows = state.blocks.of_pages(state.index, pages[pages != 0])
+    rows = rows[state.dram.holds(rows)]
+    if not len(rows) or not session.record.enabled:
+        return 0
+    _check_leases(state, session, len(rows))
+    held = rows.astype(np.intp)
+    state.blocks.leases[held] += np.uint32(1)
+    lease = state.leases.open(session.session_id, held, (rows,), (0,), (0,), now)
+    session.leases.add(lease.lease_id)
+    return lease.lease_id
 
 
 def end_lease(state: State, lease_id: int) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ from anchorstore.server.core.types import (
     NeedAll,
     Positions,
 )
+from anchorstore.transport.segment import Places
 
 PAGES_PLANNED_MAX = 2**13
 """Pages in all remembered plans together: some 800 kB, which are still warm when they are used."""
@@ -43,7 +45,15 @@ PAGES_PLANNED_MAX = 2**13
 PATHS_NOTED_MAX = 1024
 """Paths whose last hash is noted, so that a second question about one is known as such."""
 
-Question = tuple[int, tuple[int, ...], list[Need], int, int]
+
+class Reach(enum.Enum):
+    """Which blocks a plan may name."""
+
+    ALL = "all tiers"
+    DRAM = "dram alone"
+
+
+Question = tuple[int, tuple[int, ...], list[Need], int, int, Reach]
 NO_PAGES: U32 = np.zeros(0, np.uint32)
 NO_ROWS: Positions = np.zeros(0, np.intp)
 
@@ -54,6 +64,7 @@ class Plan:
 
     `pages` are the rows of [0, boundary), `held` the blocks to lease, each once, `blocks` the rows
     a need; all empty for a miss.  `seen` are the versions of index and blocks that it saw.
+    `is_cold` says that some block is not in dram: then `columns` mean nothing.
     """
 
     hashes: bytes
@@ -68,6 +79,7 @@ class Plan:
     layouts: Sequence[int]
     first_pages: Sequence[int]
     columns: list[BlockColumns]
+    is_cold: bool
 
 
 class Plans:
@@ -92,11 +104,12 @@ class Plans:
         needs: Sequence[Need],
         max_lineage: int,
         margin_pages: int,
+        reach: Reach,
     ) -> Plan:
         """The plan for this question: remembered, if nothing has come or gone since, or made."""
         end = hashes[-DIGEST_BYTES:]
         namespace_id = session.record.namespace_id
-        question = (namespace_id, session.kind_ids, list(needs), max_lineage, margin_pages)
+        question = (namespace_id, session.kind_ids, list(needs), max_lineage, margin_pages, reach)
         kept = self._by_end.pop(end, None)
         if kept is not None:
             plan = kept[1]
@@ -105,7 +118,7 @@ class Plans:
                 self._by_end[end] = kept
                 return plan
             self._pages -= len(plan.hashes) // DIGEST_BYTES
-        plan = make_plan(state, session, hashes, keys, needs, max_lineage, margin_pages)
+        plan = make_plan(state, session, hashes, keys, needs, max_lineage, margin_pages, reach)
         if kept is None and end not in self._noted:
             self._noted[end] = None
             if len(self._noted) > PATHS_NOTED_MAX:
@@ -127,12 +140,13 @@ def make_plan(
     needs: Sequence[Need],
     max_lineage: int,
     margin_pages: int,
+    reach: Reach,
 ) -> Plan:
     """Looks; see the module's drawing."""
     record = session.record
     page_tokens = record.namespace.page_tokens
     pages = state.index.find(record.namespace_id, keys)
-    known = state.index.settle(pages)
+    known = state.settle(pages)
     for need in needs:
         if isinstance(need, NeedAll) and need.first_page <= known:
             pages = pages[:known]  # no boundary lies behind
@@ -149,8 +163,15 @@ def make_plan(
             there & (lineage.take(rows) <= max_lineage)
             for there, rows in zip(stored, blocks, strict=True)
         ]
+    beyond = accepted
+    if reach is Reach.DRAM and not state.dram.alone:
+        accepted = [
+            there & state.dram.holds(rows) for there, rows in zip(accepted, blocks, strict=True)
+        ]
     boundary = largest_boundary(accepted, needs, page_tokens, margin_pages)
     if not boundary:
+        if beyond is not accepted and largest_boundary(beyond, needs, page_tokens, margin_pages):
+            return _nothing(hashes, seen, Miss.COLD)
         return _nothing(hashes, seen, _why(stored, accepted, needs, page_tokens, margin_pages))
     resume = boundary - margin_pages
     read, starts = [], []
@@ -161,6 +182,8 @@ def make_plan(
     layouts = [need.layout for need in needs]
     held = np.concatenate(read).astype(np.intp)  # numpy's own index type: gathers twice as fast
     lineages = state.blocks.lineage.take(held)
+    places = state.blocks.place.take(held)
+    is_cold = not state.dram.alone and bool((places["segment"] == 0).any())
     return Plan(
         hashes,
         seen,
@@ -173,26 +196,26 @@ def make_plan(
         read,
         layouts,
         starts,
-        columns_of_needs(state, layouts, starts, read, held),
+        columns_of_needs(layouts, starts, read, places),
+        is_cold,
     )
 
 
 def _nothing(hashes: bytes, seen: tuple[int, int], miss: Miss) -> Plan:
-    return Plan(hashes, seen, miss, 0, 0, 0, NO_PAGES, NO_ROWS, (), (), (), [])
+    return Plan(hashes, seen, miss, 0, 0, 0, NO_PAGES, NO_ROWS, (), (), (), [], False)
 
 
 def columns_of_needs(
-    state: State,
     layouts: Sequence[int],
     first_pages: Sequence[int],
     blocks: Sequence[U32],
-    rows: Positions,
+    places: Places,
 ) -> list[BlockColumns]:
-    """Where the block rows of each need lie; `rows` are those of all needs, back to back.
+    """Where the block rows of each need lie; `places` are those of all needs, back to back.
 
     Gathered for all needs at once, then cut; read-only, since several answers may share them.
     """
-    places, stop = state.blocks.place.take(rows), 0
+    stop = 0
     places.flags.writeable = False
     found = []
     for layout, first_page, part in zip(layouts, first_pages, blocks, strict=True):

@@ -1,39 +1,40 @@
-"""Which page goes next: leaf-first, least recently used, exact.
+"""Which page of a tier goes next: leaves first, in the policy's order, exact.
 
 A page is used when a lookup hits it, a writer offers it, or it is sealed; each use of a path
-stamps its pages with the next ticks, no two alike.  Victims are *leaves* (no page continues
-them), oldest stamp first, so a path shrinks from its end and never gets a hole in the middle.
+stamps its pages with the next ticks, no two alike.  Victims are *leaves* of a tier (no page in the
+tier continues them), so a path shrinks from its end and never gets a hole in the middle.
 
-Exact, but without a linked list (512 pages of a path are touched in one numpy statement)::
+::
 
-    all leaves of a scope   o o o o o o o o o o o o     by stamp
-    scan                    [ oldest ones ]| horizon
-    heap                    pop, look again: still there, still a leaf, not touched since?
-
-A scan takes every leaf up to the horizon stamp into a heap; pops drain it before the next scan.
-That stays exact because every use gives a stamp beyond the horizon, and because a page that
-*becomes* a leaf is announced (`LeafQueues.announce`) and joins where it is older than the horizon.
+    Scope        what room is wanted for: a slot class, a component, a namespace
+    LeafQueues   a tier's: one LeafOrder a scope (leaf_order.py), in the tier's policy (policies.py)
+                       |
+    take_leaves  walks it and takes what may go       next_leaves  what that would be, and no more
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import heapq
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from anchorstore.server.core.leaf_order import LeafOrder
+from anchorstore.server.core.policies import Lru, Policy
 from anchorstore.server.core.types import U32, Bools
 
 if TYPE_CHECKING:
     from anchorstore.server.core.state import State
+    from anchorstore.server.core.tier import Tier
 
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
-SCAN_LEAVES_MIN = 1024
 QUEUES_MAX = 64
+PATIENCE_TICKS = 16_384
+"""How long an order holds whose keys drift: measuring anew reads all leaves."""
 
 
 class Field(enum.Enum):
@@ -52,182 +53,268 @@ class Scope:
     field: Field
     value: int
 
-    def blocks_in(self, state: State, blocks: U32) -> Bools:
-        """Which of these block rows [n] count as room made.  Row 0 does not."""
+    @property
+    def is_of_all(self) -> bool:
+        """Whether it spans namespaces: then one may lose pages to another."""
+        return self.field is not Field.NAMESPACE
+
+    def blocks_in(self, state: State, tier: Tier, blocks: U32) -> Bools:
+        """Which of these block rows [n] count as room made in the tier.  Row 0 does not."""
         table = state.blocks
         if self.field is Field.SLOT_CLASS:
-            owners: Numbers = state.registry.class_of_kind.take(table.kind.take(blocks))
+            owners: Numbers = tier.class_of_kind.take(table.kind.take(blocks))
         elif self.field is Field.COMPONENT:
             owners = state.registry.component_of_kind.take(table.kind.take(blocks))
         else:
             owners = state.index.namespace.take(table.page.take(blocks))
-        inside: Bools = (owners == self.value) & (blocks != 0)
+        inside: Bools = (owners == self.value) & tier.holds(blocks)
         return inside
 
-    def pages_in(self, state: State, pages: U32) -> Bools:
-        """Which of these pages [n] have a block in the scope."""
+    def pages_in(self, state: State, tier: Tier, pages: U32) -> Bools:
+        """Which of these pages [n], all on the tier, have a block in the scope."""
         if self.field is Field.NAMESPACE:
             return np.asarray(state.index.namespace.take(pages) == self.value)
         inside = np.zeros(len(pages), np.bool_)
         current = state.index.first_block.take(pages)
         while current.any():
-            inside |= self.blocks_in(state, current)
+            inside |= self.blocks_in(state, tier, current)
             current = state.blocks.next.take(current)
         return inside
 
 
-class LeafQueue:
-    """The leaves of one scope, oldest first."""
+class Shares:
+    """What namespaces may lose to others in one go: all beyond their reserved shares."""
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.horizon = 0
-        self.heap: list[tuple[int, int]] = []  # (stamp, page row)
+    def __init__(self, state: State, tier: Tier) -> None:
+        self._state, self._tier = state, tier
+        self._spare: dict[int, int] = {}
 
-    def announce(self, state: State, page: int) -> None:
-        """`page` has just become a leaf, of this scope or another: `take_leaves` looks."""
-        stamp = int(state.index.stamp[page])
-        if stamp <= self.horizon:
-            heapq.heappush(self.heap, (stamp, page))
+    def give(self, page: int) -> bool:
+        """Whether a page may go; then it counts as gone."""
+        state, tier = self._state, self._tier
+        owner = int(state.index.namespace[page])
+        if owner not in self._spare:
+            self._spare[owner] = tier.spare_bytes(state.registry.by_namespace_id[owner])
+        rows = state.blocks.of_pages(state.index, np.array([page], np.uint32))
+        left = self._spare[owner] - tier.bytes_of(rows[tier.holds(rows)])
+        if left < 0:
+            return False
+        self._spare[owner] = left
+        return True
 
-    def scan(self, state: State) -> None:
-        """Adds the oldest leaves beyond the horizon and moves the horizon past them."""
-        index = state.index
-        top = index.rows.top
-        leaf = (index.children[:top] == 0) & (index.first_block[:top] != 0)
-        leaf &= index.stamp[:top] > self.horizon
-        leaf[0] = False
+
+class ScopeLeaves:
+    """The leaves of one scope in one tier, for their order.
+
+    Attributes:
+        room_bytes: slots in the scope on the page asked about last, 0 where it is not on the tier.
+        busy: whether a block of that page protects it.
+    """
+
+    def __init__(self, state: State, tier: Tier, scope: Scope) -> None:
+        self.state, self.tier, self.scope = state, tier, scope
+        self.room_bytes, self.busy = 0, False
+
+    def rows(self) -> U32:
+        """All of them."""
+        state, index = self.state, self.state.index
+        leaf = self.tier.leaves()
         if self.scope.field is Field.NAMESPACE:
-            leaf &= index.namespace[:top] == self.scope.value
+            leaf &= index.namespace[: len(leaf)] == self.scope.value
         pages = np.flatnonzero(leaf).astype(np.uint32)
-        pages = pages[self.scope.pages_in(state, pages)]
-        stamps = index.stamp.take(pages)
-        count = max(SCAN_LEAVES_MIN, len(pages) // 8)
-        self.horizon = state.tick
-        if len(pages) > 2 * count:
-            self.horizon = int(np.partition(stamps, count)[count])
-            near = stamps <= self.horizon
-            pages, stamps = pages[near], stamps[near]
-        self.heap += zip(stamps.tolist(), pages.tolist(), strict=True)
-        heapq.heapify(self.heap)
+        found: U32 = pages[self.scope.pages_in(state, self.tier, pages)]
+        return found
+
+    def has(self, page: int) -> bool:
+        """Whether the page is one now."""
+        if not self.state.index.namespace[page] or self.tier.children[page]:
+            return False
+        return self.look_at(page)
+
+    def look_at(self, page: int) -> bool:
+        """Whether a page has blocks in the scope.  One page at a time: reading cell by cell is
+        faster than arrays here."""
+        state, tier, scope = self.state, self.tier, self.scope
+        table, registry = state.blocks, state.registry
+        owner = int(state.index.namespace[page])
+        self.room_bytes, self.busy = 0, False
+        block = int(state.index.first_block[page])
+        while block:
+            if tier.holds_one(block):
+                kind = int(table.kind[block])
+                self.busy = self.busy or tier.busy_one(block)
+                match scope.field:
+                    case Field.SLOT_CLASS:
+                        inside = tier.class_of_kind[kind] == scope.value
+                    case Field.COMPONENT:
+                        inside = registry.component_of_kind[kind] == scope.value
+                    case Field.NAMESPACE:
+                        inside = owner == scope.value
+                if inside:
+                    self.room_bytes += int(tier.slot_bytes_of_kind[kind])
+            block = int(table.next[block])
+        return self.room_bytes > 0
 
 
 class LeafQueues:
-    """One queue a scope, made when first needed.  Only a cache: dropping them loses nothing."""
+    """A tier's orders: one a scope, made when first needed.  Only a cache: dropping them loses
+    nothing."""
 
-    def __init__(self) -> None:
-        self.by_scope: dict[Scope, LeafQueue] = {}
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.is_by_use = isinstance(policy, Lru)
+        self.by_scope: dict[Scope, tuple[LeafOrder, ScopeLeaves]] = {}
 
-    def of(self, scope: Scope) -> LeafQueue:
-        """The scope's queue."""
+    def of(self, state: State, tier: Tier, scope: Scope) -> tuple[LeafOrder, ScopeLeaves]:
+        """The scope's order, and its leaves."""
         if scope not in self.by_scope:
             if len(self.by_scope) >= QUEUES_MAX:
                 self.by_scope.clear()
-            self.by_scope[scope] = LeafQueue(scope)
+            leaves = ScopeLeaves(state, tier, scope)
+            order = LeafOrder(
+                self.policy, tier.columns_of(self.policy), leaves, patience_ticks=PATIENCE_TICKS
+            )
+            self.by_scope[scope] = order, leaves
         return self.by_scope[scope]
 
-    def announce(self, state: State, page: int) -> None:
-        """Tells every queue that `page` has become a leaf."""
-        for queue in self.by_scope.values():
-            queue.announce(state, page)
+    def announce(self, page: int) -> None:
+        """`page` has become a leaf, or got a block without being used, or its key has fallen: in
+        this scope or another, the orders look."""
+        for order, _ in self.by_scope.values():
+            order.announce(page)
 
 
-def take_leaves(state: State, scope: Scope, want_bytes: int, before: int) -> list[int]:
-    """Unlinks pages to evict, in order, until slots of `want_bytes` in the scope go with them.
+def take_leaves(
+    state: State,
+    tier: Tier,
+    scope: Scope,
+    want_bytes: int,
+    before: int,
+    may_go: Callable[[int], bool] | None = None,
+    rather_than: U32 | None = None,
+) -> tuple[list[int], list[int]]:
+    """Pages to evict from the tier, in order, until slots of `want_bytes` in the scope go with
+    them; and the holes that go with those.
 
-    Only pages last used before tick `before`; a page with a leased block is passed over.  The
-    caller forgets the pages at once (`State.forget_unlinked`).
+    Only pages last used before tick `before`, or, where `rather_than` names pages, those that would
+    go before any of these; a page with a busy block, one that `may_go` refuses,
+    and one of a namespace's reserved share, is passed over.  They count as out of the tier; the
+    caller takes their blocks out at once (`State.leave`).
     """
-    queue = state.queues.of(scope)
+    order, leaves = tier.queues.of(state, tier, scope)
     chosen: list[int] = []
-    seen: set[int] = set()
-    passed: list[tuple[int, int]] = []
-    while want_bytes > 0:
-        if not queue.heap:
-            if queue.horizon >= state.tick:
+    holes: list[int] = []
+    rules = [] if may_go is None else [may_go]
+    if tier.has_reserves and scope.is_of_all:
+        rules.append(Shares(state, tier).give)
+    if want_bytes <= 0:
+        return chosen, holes
+    limit: int | None = None
+    with order.walk(state.moment) as walk:
+        for page in walk:
+            if rather_than is not None:
+                limit = _lowest_key(order, rather_than) if limit is None else limit
+                if order.key(page) >= limit:
+                    walk.keep(page)
+                    break
+            elif state.index.stamp[page] >= before:
+                walk.keep(page)
+                if tier.queues.is_by_use:
+                    break  # all that follow were used later still
+                continue
+            if leaves.busy or not all(rule(page) for rule in rules):
+                walk.keep(page)
+            else:
+                want_bytes -= leaves.room_bytes
+                chosen.append(page)
+                state.retreat(tier, page, holes)
+                if want_bytes <= 0:
+                    break
+    return chosen, holes
+
+
+def _lowest_key(order: LeafOrder, pages: U32) -> int:
+    """Of these pages, as the order measures."""
+    return min(order.key(page) for page in pages.tolist())
+
+
+def next_leaves(state: State, tier: Tier, scope: Scope, pages_max: int, before: int) -> list[int]:
+    """The pages that `take_leaves` would take next, at most so many; nothing changes.
+
+    Busy ones are named too: they may be idle by then.
+    """
+    order, leaves = tier.queues.of(state, tier, scope)
+    found: list[int] = []
+    followers: dict[int, int] = {}
+    with order.walk(state.moment) as walk:
+        for page in walk:
+            walk.keep(page)
+            if state.index.stamp[page] >= before:
+                if tier.queues.is_by_use:
+                    break
+                continue
+            found.append(page)
+            if len(found) >= pages_max:
                 break
-            queue.scan(state)
-            continue
-        stamp, page = heapq.heappop(queue.heap)
-        if stamp >= before:
-            passed.append((stamp, page))
-            break
-        if page in seen or not _is_leaf(state, stamp, page):
-            continue
-        seen.add(page)
-        room_bytes, leased = _room(state, scope, page)
-        if leased:
-            passed.append((stamp, page))
-        elif room_bytes:
-            want_bytes -= room_bytes
-            state.unlink_leaf(page, chosen)
-    for entry in passed:
-        heapq.heappush(queue.heap, entry)
-    return chosen
+            freed = _freed_by(state, tier, page, followers)
+            if freed and leaves.look_at(freed):
+                walk.expose(freed)
+    return found
 
 
-def oldest_leaf_stamp(state: State, scope: Scope) -> int | None:
-    """Last use of the scope's oldest leaf, leased or not; None where it has no leaf."""
-    queue = state.queues.of(scope)
-    while True:
-        if not queue.heap:
-            if queue.horizon >= state.tick:
-                return None
-            queue.scan(state)
-            continue
-        stamp, page = queue.heap[0]
-        if _is_leaf(state, stamp, page) and _room(state, scope, page)[0]:
-            return stamp
-        heapq.heappop(queue.heap)
-
-
-def _is_leaf(state: State, stamp: int, page: int) -> bool:
-    """Whether a heap entry still tells the truth: not touched since, there, nothing behind it."""
+def _freed_by(state: State, tier: Tier, page: int, followers: dict[int, int]) -> int:
+    """The page that becomes a leaf where `page` leaves, in a game of its own; 0 for none."""
     index = state.index
-    return (
-        int(index.stamp[page]) == stamp
-        and bool(index.namespace[page])
-        and not index.children[page]
-        and bool(index.first_block[page])
-    )
+    while parent := int(index.parent[page]):
+        left = followers.get(parent, int(tier.children[parent])) - 1
+        followers[parent] = left
+        if left:
+            return 0
+        if tier.is_on(parent):
+            return parent
+        page = parent
+    return 0
 
 
-def _room(state: State, scope: Scope, page: int) -> tuple[int, bool]:
-    """Bytes of slots in the scope on this page, and whether a lease protects the page.  One page
-    at a time: reading cell by cell is faster than arrays here."""
-    table, registry = state.blocks, state.registry
-    owner = int(state.index.namespace[page])
-    room_bytes, leased = 0, False
-    block = int(state.index.first_block[page])
-    while block:
-        kind = int(table.kind[block])
-        leased = leased or bool(table.leases[block])
-        match scope.field:
-            case Field.SLOT_CLASS:
-                inside = registry.class_of_kind[kind] == scope.value
-            case Field.COMPONENT:
-                inside = registry.component_of_kind[kind] == scope.value
-            case Field.NAMESPACE:
-                inside = owner == scope.value
-        if inside:
-            room_bytes += int(registry.slot_bytes_of_kind[kind])
-        block = int(table.next[block])
-    return room_bytes, leased
+def first_leaf_stamp(state: State, tier: Tier, scope: Scope) -> int | None:
+    """Last use of the scope's next victim, busy or not; None where it has no leaf."""
+    order, _ = tier.queues.of(state, tier, scope)
+    page = order.first(state.moment)
+    return int(state.index.stamp[page]) if page else None
 
 
-def oldest_inner_blocks(state: State, scope: Scope, want_bytes: int, before: int) -> U32:
+def oldest_inner_blocks(
+    state: State,
+    tier: Tier,
+    scope: Scope,
+    want_bytes: int,
+    before: int,
+    among: Callable[[U32], Bools] | None = None,
+) -> U32:
     """Blocks of the scope on pages that others continue, least recently used pages first, until
-    `want_bytes` of slots: unleased ones alone."""
+    `want_bytes` of slots: idle ones alone, and of those `among`."""
     index, blocks = state.index, state.blocks
-    top = index.rows.top
-    inner = (index.children[:top] != 0) & (index.first_block[:top] != 0)
-    inner &= index.stamp[:top] < before
-    inner[0] = False
+    inner = tier.inner()
+    inner &= index.stamp[: len(inner)] < before
     rows = blocks.of_pages(index, np.flatnonzero(inner).astype(np.uint32))
-    rows = rows[scope.blocks_in(state, rows) & (blocks.leases.take(rows) == 0)]
+    rows = rows[scope.blocks_in(state, tier, rows) & ~tier.busy(rows)]
+    rows = rows if among is None else rows[among(rows)]
+    if tier.has_reserves:
+        rows = rows[_beyond_shares(state, tier, rows)]
     pages = blocks.page.take(rows)
     rows = rows[np.lexsort((rows, index.stamp.take(pages)))]
-    sizes = state.registry.slot_bytes_of_kind.take(blocks.kind.take(rows))
+    sizes = tier.slot_bytes_of_kind.take(blocks.kind.take(rows))
     enough = int(np.searchsorted(np.cumsum(sizes), want_bytes)) + 1
     oldest: U32 = rows[:enough]
     return oldest
+
+
+def _beyond_shares(state: State, tier: Tier, blocks: U32) -> Bools:
+    """Which blocks are of namespaces that hold more than their reserved shares."""
+    owners = state.index.namespace.take(state.blocks.page.take(blocks))
+    rich = [
+        owner
+        for owner in np.unique(owners).tolist()
+        if tier.spare_bytes(state.registry.by_namespace_id[owner]) > 0
+    ]
+    return np.asarray(np.isin(owners, np.array(rich, np.uint32)))

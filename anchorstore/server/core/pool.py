@@ -26,18 +26,22 @@ A segment keeps its memory within a domain: new id, generations above all it has
 another domain it must have no holders (sessions that mapped it) and asks for fresh memory, so no
 old mapping ever shows another tenant's bytes.  Fresh memory also comes where a slot has run out of
 generations: they start anew.
+
+The nvme tier has a pool of its own kind (cold_pool.py).
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 
 from anchorstore.layout import Component
-from anchorstore.server.core.types import U32, Bools, FormatSegment, Gone, StoreConfig
+from anchorstore.server.core.types import U32, Bools, FormatSegment, Gone
 from anchorstore.tiers.slab import Slab
 from anchorstore.transport.segment import SegmentShape
 
@@ -47,7 +51,8 @@ class SlotClass:
     """Segments that can serve one another's blocks.
 
     `kinds` counts the kinds that use it, `patience_slots` the slots that it evicts for itself
-    before it looks for a colder segment again.
+    before it looks for a colder segment again.  `roomy` is a heap of the segment ids that may
+    have a free slot, each once.
     """
 
     class_id: int
@@ -57,6 +62,7 @@ class SlotClass:
     segments: list[Segment] = dataclasses.field(default_factory=list)
     kinds: int = 0
     patience_slots: int = 0
+    roomy: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, Component, int]:
@@ -71,7 +77,8 @@ class SlotClass:
 
 @dataclasses.dataclass(eq=False)
 class Segment:
-    """One formatted region.  `writing` counts slots between begin_seal and finish_seal."""
+    """One formatted region.  `writing` counts slots that are taken and not yet written,
+    `is_roomy` says whether its class's heap names it."""
 
     index: int
     segment_id: int
@@ -79,6 +86,12 @@ class Segment:
     slab: Slab
     writing: int = 0
     holders: set[bytes] = dataclasses.field(default_factory=set)
+    is_roomy: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its slots."""
+        return self.slab.slots * self.slot_class.slot_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,29 +103,49 @@ class Grant:
     generations: U32
 
 
-class Pool:
-    """All segments of the tier."""
+class Shape(Protocol):
+    """How slots of one size lie in a segment."""
 
-    def __init__(self, config: StoreConfig) -> None:
-        self.config = config
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def first_slot_offset(self) -> int: ...
+
+    def offset(self, slot: int) -> int: ...
+
+
+class Pool:
+    """All segments of a tier; this one is dram's."""
+
+    def __init__(
+        self, segments: int, segment_bytes: int, component_share: Mapping[Component, float]
+    ) -> None:
+        self.segments = segments
+        self.segment_bytes = segment_bytes
+        self.component_share = component_share
         self.classes: dict[tuple[str, Component, int], SlotClass] = {}
         self.by_id: dict[int, Segment] = {}
-        self.unused = list(range(config.segments))[::-1]
+        self.unused = list(range(segments))[::-1]
         self.formats: list[FormatSegment] = []  # work for the shell, handed out by begin_seal
         self._gone: dict[tuple[str, int], Bools] = {}  # slots by segment; handed out by take_gone
+        self._held = dict.fromkeys(Component, 0)  # segments
+        self._held_bytes = dict.fromkeys(Component, 0)  # of their slots
+        self._used_bytes = dict.fromkeys(Component, 0)
+        self._empty: set[int] = set()  # ids of segments without a taken slot
         self._next_segment_id = 1
         self._next_class_id = 1
 
     # ---- sizes ----
 
-    def shape(self, slot_bytes: int) -> SegmentShape:
+    def shape(self, slot_bytes: int) -> Shape:
         """How slots of this size lie in a segment."""
-        return SegmentShape(self.config.segment_bytes, slot_bytes)
+        return SegmentShape(self.segment_bytes, slot_bytes)
 
     def allowed_segments(self, component: Component) -> int:
         """Segments that the component may hold."""
-        share = self.config.component_share.get(component, 0.0)
-        return max(1, int(share * self.config.segments)) if share else 0
+        share = self.component_share.get(component, 0.0)
+        return max(1, int(share * self.segments)) if share else 0
 
     def segments_of(self, component: Component) -> Iterator[Segment]:
         """Segments that the component holds."""
@@ -120,17 +153,18 @@ class Pool:
 
     def held_segments(self, component: Component) -> int:
         """Number of segments that the component holds."""
-        return sum(1 for _ in self.segments_of(component))
+        return self._held[component]
 
     def capacity_bytes(self, component: Component) -> int:
         """Slots that the component holds, and the segments that it may still take."""
-        held = sum(s.slab.slots * s.slot_class.slot_bytes for s in self.segments_of(component))
-        more = self.allowed_segments(component) - self.held_segments(component)
-        return held + max(0, min(more, len(self.unused))) * self.config.segment_bytes
+        more = self.allowed_segments(component) - self._held[component]
+        return (
+            self._held_bytes[component] + max(0, min(more, len(self.unused))) * self.segment_bytes
+        )
 
     def used_bytes(self, component: Component) -> int:
         """Slots that are taken: sealed, being written, or kept by a lease."""
-        return sum(s.slab.used * s.slot_class.slot_bytes for s in self.segments_of(component))
+        return self._used_bytes[component]
 
     # ---- classes ----
 
@@ -150,17 +184,20 @@ class Pool:
     # ---- slots ----
 
     def take(self, slot_class: SlotClass, count: int) -> list[Grant]:
-        """Up to `count` free slots of the class, for writing."""
+        """Up to `count` free slots of the class, for writing: the lowest segment's first."""
         grants = []
-        for segment in slot_class.segments:
+        while count and slot_class.roomy:
+            segment = self.by_id[slot_class.roomy[0]]
             here = min(count, segment.slab.free)
+            if here == segment.slab.free:
+                heapq.heappop(slot_class.roomy)
+                segment.is_roomy = False
             if here:
                 slots, generations = segment.slab.take(here)
                 segment.writing += here
+                self._count_used(segment, here)
                 grants.append(Grant(segment, slots, generations))
                 count -= here
-            if not count:
-                break
         return grants
 
     def give(self, segment_ids: U32, slots: U32) -> None:
@@ -168,7 +205,23 @@ class Pool:
         for segment_id in np.unique(segment_ids).tolist():
             segment, mine = self.by_id[segment_id], slots[segment_ids == segment_id]
             segment.slab.give(mine)
+            self._count_used(segment, -len(mine))
+            self._note_roomy(segment)
             self._note_gone(segment, mine)
+
+    def _note_roomy(self, segment: Segment) -> None:
+        if segment.slab.free and not segment.is_roomy:
+            heapq.heappush(segment.slot_class.roomy, segment.segment_id)
+            segment.is_roomy = True
+
+    def _count_used(self, segment: Segment, slots: int) -> None:
+        """So many more slots of the segment are taken."""
+        slot_class = segment.slot_class
+        self._used_bytes[slot_class.component] += slots * slot_class.slot_bytes
+        if segment.slab.used:
+            self._empty.discard(segment.segment_id)
+        else:
+            self._empty.add(segment.segment_id)
 
     def withdraw(self, segment_ids: U32, slots: U32) -> None:
         """Blocks in slots [n] of segments [n] are out of the index, but kept by leases."""
@@ -196,9 +249,11 @@ class Pool:
         if self.unused and self.held_segments(component) < self.allowed_segments(component):
             self._format(self.unused.pop(), slot_class, 0, fresh_memory=False, holders=set())
             return True
-        for segment in self.segments_of(component):
+        for segment_id in sorted(self._empty):
+            segment = self.by_id[segment_id]
             other = segment.slot_class is not slot_class or not segment.slab.free  # all worn out
-            if other and segment.slab.used == 0 and self.can_pass(segment, slot_class):
+            mine = segment.slot_class.component == component
+            if mine and other and self.can_pass(segment, slot_class):
                 self.pass_on(segment, slot_class)
                 return True
         return False
@@ -212,15 +267,29 @@ class Pool:
         """Re-formats an empty segment for another class."""
         assert segment.slab.used == 0 and self.can_pass(segment, slot_class), segment.segment_id
         old = segment.slot_class
-        fresh = old.domain != slot_class.domain or segment.slab.is_worn
+        fresh = self._needs_fresh_memory(segment, slot_class)
         ceiling = 0 if fresh else segment.slab.ceiling()
         holders = set() if fresh else segment.holders  # nobody has mapped fresh memory yet
-        old.segments.remove(segment)
+        self._withdraw_segment(segment)
         if not old.segments:
             old.patience_slots = 0
-        del self.by_id[segment.segment_id]
         self._format(segment.index, slot_class, ceiling, fresh, holders)
         self.forget_class_if_idle(old)
+
+    def _needs_fresh_memory(self, segment: Segment, slot_class: SlotClass) -> bool:
+        return segment.slot_class.domain != slot_class.domain or segment.slab.is_worn
+
+    def _withdraw_segment(self, segment: Segment) -> None:
+        """Takes an empty segment out of its class."""
+        old = segment.slot_class
+        old.segments.remove(segment)
+        if segment.is_roomy:
+            old.roomy.remove(segment.segment_id)
+            heapq.heapify(old.roomy)
+        self._held[old.component] -= 1
+        self._held_bytes[old.component] -= segment.bytes
+        self._empty.discard(segment.segment_id)
+        del self.by_id[segment.segment_id]
 
     def _format(
         self,
@@ -231,18 +300,29 @@ class Pool:
         holders: set[bytes],
     ) -> None:
         slots = self.shape(slot_class.slot_bytes).slots
-        segment = Segment(
-            index, self._next_segment_id, slot_class, Slab(slots, first_generation), 0, holders
-        )
-        self._next_segment_id += 1
+        segment_id = self._new_segment_id(index)
+        segment = Segment(index, segment_id, slot_class, Slab(slots, first_generation), 0, holders)
         slot_class.segments.append(segment)
-        self.by_id[segment.segment_id] = segment
+        self.by_id[segment_id] = segment
+        self._held[slot_class.component] += 1
+        self._held_bytes[slot_class.component] += segment.bytes
+        self._empty.add(segment_id)
+        self._note_roomy(segment)
+        self._ask_format(segment, first_generation, fresh_memory)
+
+    def _new_segment_id(self, index: int) -> int:
+        """Never used before in this boot."""
+        self._next_segment_id += 1
+        return self._next_segment_id - 1
+
+    def _ask_format(self, segment: Segment, first_generation: int, fresh_memory: bool) -> None:
+        slot_class = segment.slot_class
         self.formats.append(
             FormatSegment(
-                index=index,
+                index=segment.index,
                 segment_id=segment.segment_id,
                 slot_bytes=slot_class.slot_bytes,
-                slots=slots,
+                slots=segment.slab.slots,
                 first_generation=first_generation,
                 fresh_memory=fresh_memory,
             )

@@ -11,6 +11,7 @@ from anchorstore.layout import Component
 from anchorstore.server.core import requests
 from anchorstore.server.core.sessions import Kind, NamespaceRecord
 from anchorstore.server.core.state import State
+from anchorstore.server.core.tier import Tier
 from anchorstore.server.core.types import (
     U32,
     BlockStatus,
@@ -21,6 +22,7 @@ from anchorstore.server.core.types import (
     PageStatus,
     Removed,
     StoreStatus,
+    TierStatus,
 )
 
 LIST_LIMIT = 10_000
@@ -28,9 +30,8 @@ LIST_LIMIT = 10_000
 
 def status(state: State) -> StoreStatus:
     """The whole store at a glance; cost grows with segments and namespaces, not with pages."""
-    components = [_component_status(state, component) for component in Component]
-    segments = state.pool.by_id.values()
-    slab_bytes = 8 * sum(segment.slab.slots for segment in segments)
+    tiers = [_tier_status(state, tier) for tier in state.tiers]
+    dram = tiers[0]
     return StoreStatus(
         sessions=len(state.registry.sessions),
         leases=len(state.leases),
@@ -38,29 +39,50 @@ def status(state: State) -> StoreStatus:
         seals_in_flight=len(state.tickets),
         pages=len(state.index),
         blocks=len(state.blocks),
-        index_bytes=state.index.nbytes + state.blocks.nbytes + slab_bytes,
-        capacity_bytes=state.config.segments * state.config.segment_bytes,
-        used_bytes=sum(s.slab.used * s.slot_class.slot_bytes for s in segments),
-        segments=state.config.segments,
-        segments_free=len(state.pool.unused),
-        components=components,
+        index_bytes=state.index.nbytes + state.blocks.nbytes + _slab_bytes(state),
+        capacity_bytes=dram.capacity_bytes,
+        used_bytes=dram.used_bytes,
+        segments=dram.segments,
+        segments_free=dram.segments_free,
+        components=dram.components,
         namespaces=[_namespace_status(r) for r in state.registry.namespaces.values()],
         counters={
             **state.counters,
             "reserved_pages": state.reserved_pages,
             "leased_blocks": state.leases.blocks_named,
         },
+        tiers=tiers,
+        demotes_in_flight=len(state.movement.demotes),
+        promotes_in_flight=len(state.movement.promotes),
+        blocks_to_demote=len(state.movement.waiting),
     )
 
 
-def _component_status(state: State, component: Component) -> ComponentStatus:
-    kinds = (k for k in state.registry.kinds.values() if k.component == component)
+def _slab_bytes(state: State) -> int:
+    segments = (segment for tier in state.tiers for segment in tier.pool.by_id.values())
+    return 8 * sum(segment.slab.slots for segment in segments)
+
+
+def _tier_status(state: State, tier: Tier) -> TierStatus:
+    pool = tier.pool
+    return TierStatus(
+        tier.name,
+        pool.segments * pool.segment_bytes,
+        sum(pool.used_bytes(component) for component in Component),
+        pool.segments,
+        len(pool.unused),
+        [_component_status(state, tier, component) for component in Component],
+    )
+
+
+def _component_status(state: State, tier: Tier, component: Component) -> ComponentStatus:
+    pool = tier.pool
     return ComponentStatus(
         component,
-        state.pool.capacity_bytes(component),
-        state.pool.used_bytes(component),
-        sum(kind.blocks for kind in kinds),
-        state.pool.held_segments(component),
+        pool.capacity_bytes(component),
+        pool.used_bytes(component),
+        sum(segment.slab.used for segment in pool.segments_of(component)),
+        pool.held_segments(component),
     )
 
 
@@ -75,6 +97,8 @@ def _namespace_status(record: NamespaceRecord) -> NamespaceStatus:
         max_lineage=record.max_lineage,
         enabled=record.enabled,
         sessions=len(record.sessions),
+        cold_bytes=record.cold_bytes + record.cold_reserved_bytes,
+        cold_quota_bytes=record.cold_quota_bytes,
     )
 
 
@@ -86,15 +110,26 @@ def list_pages(state: State, root: bytes, cursor: int, limit: int) -> PageList:
     owned = state.index.namespace[: state.index.rows.top] == record.namespace_id
     owned[: cursor + 1] = False
     rows = np.flatnonzero(owned)[: limit + 1].tolist()
-    pages = [_page_status(state, row) for row in rows[:limit]]
+    children = _children_of(state, rows[:limit])
+    pages = [_page_status(state, row, count) for row, count in children.items()]
     return PageList(pages, rows[limit - 1] if len(rows) > limit else 0)
 
 
-def _page_status(state: State, row: int) -> PageStatus:
+def _children_of(state: State, rows: list[int]) -> dict[int, int]:
+    """Page row -> how many pages continue it, in whatever tier."""
+    index = state.index
+    if state.nvme is None:
+        return {row: int(index.children[row]) for row in rows}
+    counted = np.bincount(index.parent[index.live_rows()], minlength=index.rows.top)
+    return {row: int(counted[row]) for row in rows}
+
+
+def _page_status(state: State, row: int, children: int) -> PageStatus:
     index = state.index
     blocks = []
     for block in state.blocks.of_pages(index, np.array([row], np.uint32)).tolist():
         kind = state.registry.by_kind_id[int(state.blocks.kind[block])]
+        tiers = [tier for tier in state.tiers if tier.holds_one(block)]
         blocks.append(
             BlockStatus(
                 component=kind.component,
@@ -102,10 +137,11 @@ def _page_status(state: State, row: int) -> PageStatus:
                 shard=kind.key[3],
                 lineage=int(state.blocks.lineage[block]),
                 leases=int(state.blocks.leases[block]),
-                bytes=kind.slot_bytes,
+                bytes=int(tiers[0].slot_bytes_of_kind[kind.kind_id]),
+                tiers=tuple(tier.name for tier in tiers),
             )
         )
-    return PageStatus(index.hash_of(row), int(index.page[row]), int(index.children[row]), blocks)
+    return PageStatus(index.hash_of(row), int(index.page[row]), children, blocks)
 
 
 def explain(state: State, root: bytes, hashes: bytes) -> Explanation:
@@ -135,8 +171,18 @@ def _kind_line(state: State, kind: Kind, rows: U32) -> str:
     return (
         f"{component.name.lower()} layout {digest.hex()[:12]}{heads}: "
         f"{int(there.sum())} of {len(rows)} pages, the first {leading} without a hole, "
-        f"lineage {least}" + (f" to {deepest}" if deepest > least else "")
+        f"lineage {least}"
+        + (f" to {deepest}" if deepest > least else "")
+        + _tiers_line(state, rows[there])
     )
+
+
+def _tiers_line(state: State, blocks: U32) -> str:
+    """How many of these blocks lie where, if there is a choice."""
+    if state.nvme is None:
+        return ""
+    parts = [f"{int(tier.holds(blocks).sum())} in {tier.name}" for tier in state.tiers]
+    return ", " + ", ".join(parts)
 
 
 def _ending(

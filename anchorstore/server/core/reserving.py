@@ -19,6 +19,7 @@ import numpy as np
 
 from anchorstore.errors import CapacityFull, LeaseExpired
 from anchorstore.server.core import requests
+from anchorstore.server.core.demoting import not_admitted, note_sealed
 from anchorstore.server.core.evicting import evict
 from anchorstore.server.core.policy import Field, Scope
 from anchorstore.server.core.sessions import Kind, Reservation, Session
@@ -53,18 +54,25 @@ def reserve(
     layouts: Sequence[int],
     lineage: int,
     now: float,
+    priority: int = 0,
 ) -> ReserveResult:
     """Answers page by page and layout by layout; see the module's drawing."""
     keys = requests.hash_columns(state.config, hashes)
     requests.check_layouts(session, layouts)
     requests.check_run(session, parent_hash, first_page, keys, lineage)
     _check_room(state, len(keys))
+    priority = max(-(2**15), min(2**15 - 1, priority))
     record = session.record
     kinds = tuple(session.kinds[layout] for layout in layouts)
     path = np.concatenate([np.frombuffer(parent_hash, np.uint64).reshape(1, 4), keys])
     pages = state.index.find(record.namespace_id, path)
-    state.index.heal(pages)
+    state.heal(pages)
     before = state.touch(pages)
+    waiting = not_admitted(state, pages[1:])
+    state.history.used(pages[1:])
+    state.history.raised(pages[1:], priority)
+    if len(waiting):
+        note_sealed(state, waiting)
     known = known_units(state, pages[1:], kinds, lineage)
     take, reason = _admit(state, session, kinds, ~known, lineage, before)
     verdicts = np.full(known.shape, Verdict.DECLINED, np.uint8)
@@ -83,6 +91,7 @@ def reserve(
             min(lineage, DEEPEST_LINEAGE),
             units.astype(np.uint8),
             _slot_bytes(kinds),
+            priority,
         )
         record.reserved_bytes += open_bytes(reservation)
         session.reservations[reservation_id] = reservation
@@ -156,7 +165,7 @@ def _within_quota(
     over_bytes = int(sizes[-1, -1]) + record.used_bytes + record.reserved_bytes
     over_bytes -= record.quota_bytes
     if over_bytes > 0:
-        evict(state, Scope(Field.NAMESPACE, record.namespace_id), over_bytes, before)
+        evict(state, state.dram, Scope(Field.NAMESPACE, record.namespace_id), over_bytes, before)
     room_bytes = record.quota_bytes - record.used_bytes - record.reserved_bytes
     return np.asarray(sizes <= max(0, room_bytes))
 

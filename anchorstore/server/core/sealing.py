@@ -20,6 +20,7 @@ import numpy as np
 from anchorstore.errors import InvalidRequest
 from anchorstore.server.core import reserving
 from anchorstore.server.core.blocks import CHAIN_LIMIT
+from anchorstore.server.core.demoting import note_sealed
 from anchorstore.server.core.evicting import take_slots
 from anchorstore.server.core.reserving import Unit
 from anchorstore.server.core.sessions import Kind, Reservation, Session
@@ -119,7 +120,7 @@ def _take(
         known = reserving.known_units(state, rows[here], [kind], reservation.lineage)[:, 0]
         results[here[known]] = KNOWN
         here = here[~known]
-        for grant in take_slots(state, kind.slot_class, len(here), before):
+        for grant in take_slots(state, state.dram, kind.slot_class, len(here), before):
             mine, here = here[: len(grant.slots)], here[len(grant.slots) :]
             ids = np.full(len(mine), grant.segment.segment_id, np.uint32)
             taken.append((mine, ids, grant.slots, grant.generations))
@@ -193,7 +194,7 @@ def finish_seal(state: State, ticket_id: int, copied_ok: Bools, checksums: U64) 
     if ticket.cancelled or not ticket.session.alive or not record.enabled:
         outcome[:] = DECLINED
     if (outcome == SEALED).any():
-        _make_visible(state, ticket, outcome, checksums)
+        note_sealed(state, _make_visible(state, ticket, outcome, checksums))
     _give_back(state, ticket, outcome)
     _mark_units(state, ticket, outcome)
     results = np.frombuffer(ticket.results, np.uint8)
@@ -207,10 +208,12 @@ def finish_seal(state: State, ticket_id: int, copied_ok: Bools, checksums: U64) 
     return bytes(ticket.results)
 
 
-def _make_visible(state: State, ticket: Ticket, outcome: U8, checksums: U64) -> None:
-    """Page rows, then kind by kind the block rows; marks in `outcome` those that lost a race."""
+def _make_visible(state: State, ticket: Ticket, outcome: U8, checksums: U64) -> U32:
+    """Page rows, then kind by kind the block rows; marks in `outcome` those that lost a race.
+    Returns the new blocks."""
     reservation = ticket.reservation
     rows = _page_rows(state, ticket, outcome)
+    added = [np.zeros(0, np.uint32)]
     for position, kind in enumerate(reservation.kinds):
         here = np.flatnonzero((ticket.layouts == position) & (outcome == SEALED))
         if not len(here):
@@ -223,11 +226,12 @@ def _make_visible(state: State, ticket: Ticket, outcome: U8, checksums: U64) -> 
         outcome[here[known]] = KNOWN
         outcome[here[full]] = DECLINED
         fresh = ~(known | full)
-        _add_blocks(state, ticket, kind, here[fresh], pages[fresh], checksums)
+        added.append(_add_blocks(state, ticket, kind, here[fresh], pages[fresh], checksums))
         for row in older[fresh & (older != 0)].tolist():
             state.forget_block(row)
             state.counters["blocks_replaced"] += 1
     _drop_bare(state, rows)
+    return np.concatenate(added)
 
 
 def _page_rows(state: State, ticket: Ticket, outcome: U8) -> U32:
@@ -248,8 +252,9 @@ def _page_rows(state: State, ticket: Ticket, outcome: U8) -> U32:
             state.tick,
         )
         rows[missing - first + 1] = fresh
+        state.history.born(fresh, state.moment, reservation.priority)
         record.pages += len(missing)
-    state.index.heal(rows)
+    state.heal(rows)
     state.touch(rows)
     every = np.zeros(len(ticket.pages), np.uint32)
     inside = (ticket.pages >= first) & (ticket.pages <= last)
@@ -259,7 +264,7 @@ def _page_rows(state: State, ticket: Ticket, outcome: U8) -> U32:
 
 def _add_blocks(
     state: State, ticket: Ticket, kind: Kind, here: Positions, pages: U32, checksums: U64
-) -> None:
+) -> U32:
     """Block rows for the copies `here`, in front of their pages' chains."""
     table = state.blocks
     rows = table.take_rows(len(here))
@@ -270,8 +275,13 @@ def _add_blocks(
     table.checksum[rows] = checksums[here]
     table.lineage[rows] = ticket.reservation.lineage
     table.leases[rows] = 0
+    new = ~state.dram.within(pages)
     table.attach(state.index, pages, rows)
+    state.enter(state.dram, pages[new])
+    if not state.dram.queues.is_by_use:  # there, what was touched just now comes last anyway
+        state.announce_leaves(state.dram, pages)
     ticket.session.record.used_bytes += kind.slot_bytes * len(here)
+    return rows
 
 
 def _drop_bare(state: State, rows: U32) -> None:

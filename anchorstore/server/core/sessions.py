@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +26,13 @@ from anchorstore.errors import CapacityFull, InvalidRequest, SpecMismatch, Unkno
 from anchorstore.keys import Namespace
 from anchorstore.layout import Component, Layout
 from anchorstore.server.core.leases import Deadlines
-from anchorstore.server.core.pool import Pool, SlotClass
-from anchorstore.server.core.types import ANY_LINEAGE, U8, U32, U64, StoreConfig
+from anchorstore.server.core.pool import SlotClass
+from anchorstore.server.core.store_config import cold_slot_bytes_of
+from anchorstore.server.core.types import ANY_LINEAGE, U8, U64, StoreConfig
 from anchorstore.transport.segment import layout_key, slot_bytes_of
+
+if TYPE_CHECKING:
+    from anchorstore.server.core.tier import Tier
 
 KINDS_MAX = 4096
 """Kinds alive at once; their ids are 16 bits wide."""
@@ -35,13 +40,16 @@ KINDS_MAX = 4096
 
 @dataclasses.dataclass(eq=False)
 class Kind:
-    """One kind of block.  `blocks` counts sealed ones and those being written."""
+    """One kind of block.  `blocks` counts sealed ones and those being written.  `slot_class` is
+    dram's, `cold_class` nvme's: None where there is no such tier, or a block would not fit it."""
 
     kind_id: int
     key: tuple[str, Component, bytes, int]
     block_bytes: int
     first_slot_offset: int
     slot_class: SlotClass
+    layout: Layout
+    cold_class: SlotClass | None = None
     sessions: int = 0
     blocks: int = 0
 
@@ -65,7 +73,7 @@ class Kind:
 
 @dataclasses.dataclass(eq=False)
 class NamespaceRecord:
-    """One namespace.  Bytes are bytes of slots."""
+    """One namespace.  Bytes are bytes of slots, in dram but for the `cold` ones."""
 
     namespace_id: int
     namespace: Namespace
@@ -75,6 +83,11 @@ class NamespaceRecord:
     enabled: bool = True
     used_bytes: int = 0  # sealed, and removed ones that a lease still keeps
     reserved_bytes: int = 0  # reserved or being written
+    cold_bytes: int = 0  # in nvme
+    cold_reserved_bytes: int = 0  # being written there
+    cold_quota_bytes: int = 0
+    kept_bytes: int = 0  # that others never evict
+    cold_kept_bytes: int = 0
     pages: int = 0
     sessions: set[bytes] = dataclasses.field(default_factory=set)
 
@@ -99,6 +112,7 @@ class Reservation:
     lineage: int
     units: U8
     slot_bytes: U64
+    priority: int = 0
 
     @property
     def pages(self) -> int:
@@ -124,18 +138,17 @@ class Session:
 class Registry:
     """All sessions, namespaces and kinds."""
 
-    def __init__(self, config: StoreConfig, pool: Pool) -> None:
+    def __init__(self, config: StoreConfig, tiers: Sequence[Tier]) -> None:
         self.config = config
-        self.pool = pool
+        self.tiers = tiers
+        self.pool = tiers[0].pool
         self.sessions: dict[bytes, Session] = {}
         self.idle: Deadlines[bytes] = Deadlines(config.session_ttl_seconds)
         self.namespaces: dict[bytes, NamespaceRecord] = {}
         self.by_namespace_id: dict[int, NamespaceRecord] = {}
         self.kinds: dict[tuple[str, Component, bytes, int], Kind] = {}
         self.by_kind_id: dict[int, Kind] = {}
-        self.class_of_kind: U32 = np.zeros(KINDS_MAX + 1, np.uint32)
         self.component_of_kind: U8 = np.zeros(KINDS_MAX + 1, np.uint8)
-        self.slot_bytes_of_kind: U64 = np.zeros(KINDS_MAX + 1, np.uint64)
         self._free_kind_ids = list(range(KINDS_MAX, 0, -1))
         self._next_namespace_id = 1
 
@@ -218,13 +231,20 @@ class Registry:
             raise CapacityFull(
                 f"{len(self.namespaces)} namespaces, limit {self.config.max_namespaces}"
             )
+        if max_lineage is None:
+            max_lineage = self.config.default_max_lineage
+        return self.new_namespace(namespace, root, max_lineage)
+
+    def new_namespace(self, namespace: Namespace, root: bytes, max_lineage: int) -> NamespaceRecord:
+        """The record of a namespace that has none."""
+        names, nvme = (namespace.domain, namespace.model), self.config.nvme
         record = NamespaceRecord(
-            self._next_namespace_id,
-            namespace,
-            root,
-            self.config.quota_bytes(namespace.domain, namespace.model),
-            self.config.default_max_lineage if max_lineage is None else max_lineage,
+            self._next_namespace_id, namespace, root, self.config.quota_bytes(*names), max_lineage
         )
+        record.kept_bytes = self.config.reserves.get(names, 0)
+        if nvme:
+            record.cold_quota_bytes = nvme.quota_bytes(*names)
+            record.cold_kept_bytes = nvme.reserves.get(names, 0)
         self._next_namespace_id += 1
         self.namespaces[root] = self.by_namespace_id[record.namespace_id] = record
         return record
@@ -239,6 +259,7 @@ class Registry:
     def forget_namespace_if_idle(self, record: NamespaceRecord) -> None:
         """Drops a namespace that nothing needs any more."""
         needed = record.sessions or record.pages or record.used_bytes or record.reserved_bytes
+        needed = needed or record.cold_bytes or record.cold_reserved_bytes
         if record.enabled and not needed and self.namespaces.get(record.root_digest) is record:
             del self.namespaces[record.root_digest]
             del self.by_namespace_id[record.namespace_id]
@@ -271,22 +292,27 @@ class Registry:
         found = []
         for layout in layouts:
             key = (domain, layout.component, layout.digest(), layout.shard())
-            kind = self.kinds.get(key) or self._new_kind(key, layout.block_bytes())
+            kind = self.kinds.get(key) or self.new_kind(domain, layout)
             assert kind.block_bytes == layout.block_bytes(), "one layout digest, two block sizes"
             kind.sessions += 1
             found.append(kind)
         return tuple(found)
 
-    def _new_kind(self, key: tuple[str, Component, bytes, int], block_bytes: int) -> Kind:
-        domain, component, _, _ = key
+    def new_kind(self, domain: str, layout: Layout) -> Kind:
+        """The record of a kind that has none."""
+        component, block_bytes = layout.component, layout.block_bytes()
+        key = (domain, component, layout.digest(), layout.shard())
         slot_class = self.pool.class_of(domain, component, slot_bytes_of(block_bytes))
-        slot_class.kinds += 1
         first = self.pool.shape(slot_class.slot_bytes).first_slot_offset
-        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class)
+        kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class, layout)
+        for tier in self.tiers[1:]:
+            size = cold_slot_bytes_of(block_bytes)
+            if tier.pool.shape(size).slots:
+                kind.cold_class = tier.pool.class_of(domain, component, size)
         self.kinds[key] = self.by_kind_id[kind.kind_id] = kind
-        self.class_of_kind[kind.kind_id] = slot_class.class_id
         self.component_of_kind[kind.kind_id] = int(component)
-        self.slot_bytes_of_kind[kind.kind_id] = slot_class.slot_bytes
+        for tier in self.tiers:
+            tier.know(kind)
         return kind
 
     def forget_kind_if_idle(self, kind: Kind) -> None:
@@ -295,9 +321,7 @@ class Registry:
             return
         del self.kinds[kind.key]
         del self.by_kind_id[kind.kind_id]
-        self.class_of_kind[kind.kind_id] = 0
         self.component_of_kind[kind.kind_id] = 0
-        self.slot_bytes_of_kind[kind.kind_id] = 0
+        for tier in self.tiers:
+            tier.forget(kind)
         self._free_kind_ids.append(kind.kind_id)
-        kind.slot_class.kinds -= 1
-        self.pool.forget_class_if_idle(kind.slot_class)

@@ -4,39 +4,42 @@
 
     Registry (sessions, namespaces, kinds)      Leases      Deadlines of reservations
           |                                        |
-    PageIndex --first_block--> Blocks --segment, slot--> Pool --> Slab
-          ^                                        |
-          +------------- LeafQueues (policy) ------+
+    PageIndex --first_block--> Blocks --segment, slot--> dram: Pool --> Slab
+          ^                       +----------unit------> nvme: Pool --> Slab
+          |                                        |
+          +------------- LeafQueues (policy) ------+       tier.py
 
 A block is in exactly one of these conditions::
 
     writing     a ticket holds its slot; no row, nobody can see it         -> sealed | gone
-    sealed      in its page's chain                                        -> detached | gone
+    sealed      in its page's chain, with a place in a tier or in both     -> detached | gone
     detached    out of the chain (removed, replaced), kept by leases       -> gone
-    gone        slot free
+    gone        slots free
 
-Everything that happens is noted in a ring of 256 events; a broken invariant stops the daemon with
-that history, because a cache may always forget but must never lie.
+A broken invariant stops the daemon with what happened before (story.py).
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from anchorstore.server.core.admission import Always
 from anchorstore.server.core.blocks import Blocks
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.leases import Deadlines, Leases
-from anchorstore.server.core.policy import LeafQueues
+from anchorstore.server.core.moving import Left, Movement
+from anchorstore.server.core.page_columns import PageHistory, columns_for
+from anchorstore.server.core.policies import Moment
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Reservation, Session
-from anchorstore.server.core.types import U8, U32, Positions, StoreConfig
+from anchorstore.server.core.story import Story
+from anchorstore.server.core.tier import DramTier, NvmeTier, Tier
+from anchorstore.server.core.types import U8, U32, Bools, Positions, StoreConfig
 
-EVENTS_KEPT = 256
 PAGES_EXPECTED_MAX = 2**20
 BLOCKS_EXPECTED_MAX = 2**21
 
@@ -63,55 +66,89 @@ class Ticket:
     cancelled: bool = False
 
 
-class State:
-    """Everything that the core knows.  Only the core's own functions change it."""
+class State(Story):
+    """Everything that the core knows.  Only the core's own functions change it.
+
+    `tiers` are dram and, where it is configured, nvme.
+    """
 
     def __init__(self, config: StoreConfig, secret: bytes) -> None:
+        super().__init__()
         self.config = config
-        self.index = PageIndex(secret)
-        self.blocks = Blocks()
-        self.pool = Pool(config)
-        self.registry = Registry(config, self.pool)
+        shape = config.nvme
+        more = columns_for(config.page_columns())
+        self.index = PageIndex(secret, more + (PageIndex.COLD_COLUMNS if shape else ()))
+        self.history = PageHistory(self.index)
+        self.blocks = Blocks(Blocks.COLD_COLUMNS if shape else ())
+        self.dram = DramTier(self.index, self.blocks, config)
+        self.nvme = NvmeTier(self.index, self.blocks, shape) if shape else None
+        self.tiers: tuple[Tier, ...] = (self.dram, self.nvme) if self.nvme else (self.dram,)
+        self.registry = Registry(config, self.tiers)
         self.leases = Leases(config.read_ttl_seconds)
         self.reservations: Deadlines[int] = Deadlines(config.write_ttl_seconds)
         self.reservation_by_id: dict[int, Reservation] = {}
         self.reserved_pages = 0  # of all of them
         self.tickets: dict[int, Ticket] = {}
+        self.movement = Movement(shape.queue_blocks if shape else 1)
         self.detached: dict[int, NamespaceRecord] = {}  # block row -> who pays for it
-        self.queues = LeafQueues()
         self.counters: collections.Counter[str] = collections.Counter()
         self.tick = 1
+        self.seconds = 0.0
         self.next_id = 1  # reservations and tickets
-        self._events: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=EVENTS_KEPT)
+
+    @property
+    def moment(self) -> Moment:
+        """Now, as policies measure it."""
+        return Moment(self.tick, self.seconds)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool of dram."""
+        return self.dram.pool
+
+    def waits_for_nvme(self, tier: Tier) -> bool:
+        """Whether what leaves the tier in the background should be in nvme first."""
+        moving = self.movement
+        return bool(self.nvme) and tier is self.dram and not (moving.is_paused or moving.is_refused)
+
+    def admitted(self, blocks: U32) -> Bools:
+        """Which attached blocks are worth a place in nvme, and would fit there."""
+        assert self.nvme is not None
+        fits = self.nvme.class_of_kind.take(self.blocks.kind.take(blocks)) != 0
+        rule = self.nvme.admission
+        if not isinstance(rule, Always):
+            fits &= rule.admits(self.dram.columns_of(rule), self.blocks.page.take(blocks))
+        return np.asarray(fits)
+
+    def doubled(self, blocks: U32) -> Bools:
+        """Which blocks are in nvme, or will not be."""
+        assert self.nvme is not None
+        return np.asarray(self.nvme.holds(blocks) | ~self.admitted(blocks))
+
+    def is_doubled(self, page: int) -> bool:
+        """Whether all blocks of a page are."""
+        return bool(self.doubled(self.blocks.of_pages(self.index, np.array([page]))).all())
 
     def expect(self, kinds: Sequence[Kind]) -> int:
         """Makes the tables, while they are nearly empty, as long as the pool can fill them with
         these kinds: growing later would hold up every request for up to half a second.  Memory
         that no row has touched costs nothing.  Returns how many blocks those are."""
-        slots = [
-            self.pool.allowed_segments(kind.component) * self.pool.shape(kind.slot_bytes).slots
-            for kind in kinds
-        ]
-        pages = min(max(slots), PAGES_EXPECTED_MAX)
+        slots = np.array([self._slots(tier, kinds) for tier in self.tiers])
+        pages = min(int(slots.max(axis=1).sum()), PAGES_EXPECTED_MAX)
         if pages > 8 * len(self.index):
             self.index.expect(pages)
-            self.blocks.expect(min(sum(slots), BLOCKS_EXPECTED_MAX))
-        return sum(slots)
+            self.blocks.expect(min(int(slots.sum()), BLOCKS_EXPECTED_MAX))
+        return int(slots[0].sum())
 
-    # ---- history ----
-
-    def note(self, *event: Any) -> None:
-        """Keeps an event for the story of a broken invariant."""
-        self._events.append(event)
-
-    def story(self) -> str:
-        """The last events, oldest first."""
-        return "\n".join(" ".join(map(str, event)) for event in self._events)
-
-    def ensure(self, holds: bool, what: str) -> None:
-        """Stops with the history where an invariant does not hold."""
-        if not holds:
-            raise AssertionError(f"{what}\nlast events:\n{self.story()}")
+    @staticmethod
+    def _slots(tier: Tier, kinds: Sequence[Kind]) -> list[int]:
+        """How many blocks of each kind the tier can hold."""
+        found = []
+        for kind in kinds:
+            slot_class, pool = tier.class_of(kind), tier.pool
+            slots = pool.shape(slot_class.slot_bytes).slots if slot_class is not None else 0
+            found.append(pool.allowed_segments(kind.component) * slots)
+        return found
 
     def new_id(self) -> int:
         """An id for a reservation or ticket; never reused in a boot."""
@@ -119,11 +156,6 @@ class State:
         return self.next_id - 1
 
     # ---- blocks leave ----
-
-    def slot_bytes_of(self, blocks: U32) -> int:
-        """Bytes of the slots of these blocks."""
-        kinds = self.blocks.kind.take(blocks)
-        return int(self.registry.slot_bytes_of_kind.take(kinds).sum())
 
     def unlease(self, blocks: Positions) -> None:
         """Ends one lease on each block [n], distinct; detached ones without another lease go."""
@@ -137,12 +169,12 @@ class State:
                 self._free(np.array([row], np.uint32), self.detached.pop(row))
 
     def _free(self, blocks: U32, record: NamespaceRecord) -> None:
-        """Gives the slots back; the blocks are out of their chains and belong to `record`."""
+        """Gives all places up; the blocks are out of their chains and belong to `record`."""
         table = self.blocks
         self.ensure(not table.leases.take(blocks).any(), "a leased block is freed")
-        record.used_bytes -= self.slot_bytes_of(blocks)
+        for tier in self.tiers:
+            tier.vacate(blocks[tier.holds(blocks)], record)
         self.ensure(record.used_bytes >= 0, f"{record.namespace.model}: used bytes below 0")
-        self.pool.give(table.segment.take(blocks), table.slot.take(blocks))
         kinds, counts = np.unique(table.kind.take(blocks), return_counts=True)
         table.free_rows(blocks)
         for kind_id, count in zip(kinds.tolist(), counts.tolist(), strict=True):
@@ -156,88 +188,207 @@ class State:
         self.registry.forget_kind_if_idle(kind)
 
     def _drop(self, blocks: U32, record: NamespaceRecord) -> int:
-        """Unchained blocks go; leased ones are kept detached.  Returns how many those are."""
-        leased = self.blocks.leases.take(blocks) != 0
+        """Unchained blocks go; leased ones are kept detached, where they are being read or copied
+        from.  Returns how many those are."""
+        table = self.blocks
+        leased = table.leases.take(blocks) != 0
         kept = blocks[leased]
-        self.blocks.page[kept] = 0
-        self.blocks.next[kept] = 0
+        table.page[kept] = 0
+        table.next[kept] = 0
         for row in kept.tolist():
             self.detached[row] = record
-        if len(kept):
-            self.pool.withdraw(self.blocks.segment.take(kept), self.blocks.slot.take(kept))
+        for tier in self.tiers if len(kept) else ():
+            held = tier.holds(kept)
+            busy = tier.busy(kept)
+            tier.withdraw(kept[held & busy])
+            tier.vacate(kept[held & ~busy], record)
         if len(kept) < len(blocks):
             self._free(blocks[~leased], record)
         return len(kept)
 
     def forget_block(self, row: int) -> None:
-        """Takes one block out of its page, and the page with it if nothing is left there."""
+        """Takes one block out of every tier and of its page, and the page with it if nothing is
+        left there."""
         page = int(self.blocks.page[row])
         record = self.registry.by_namespace_id[int(self.index.namespace[page])]
+        lost = [tier for tier in self.tiers if tier.holds_one(row)]
         self.blocks.detach(self.index, row)
         self._drop(np.array([row], np.uint32), record)
-        if not self.index.first_block[page] and not self.index.children[page]:
-            chosen: list[int] = []
-            self.unlink_leaf(page, chosen)
-            self.forget_unlinked(chosen)
+        gone = [page]
+        for tier in lost:
+            if not tier.is_on(page) and not tier.children[page]:
+                self.retreat(tier, page, gone)
+        self._forget_bare(np.array(gone, np.uint32))
 
-    # ---- pages leave ----
+    def leave_block(self, tier: Tier, row: int) -> None:
+        """Takes one idle block of an inner page out of the tier; it goes if that was its only
+        one."""
+        if not any(other.holds_one(row) for other in self.tiers if other is not tier):
+            self.forget_block(row)
+            return
+        owner = int(self.index.namespace[self.blocks.page[row]])
+        tier.vacate(np.array([row], np.uint32), self.registry.by_namespace_id[owner])
 
-    def unlink_leaf(self, page: int, chosen: list[int]) -> None:
-        """Unlinks a leaf from its parent and adds it to `chosen`; entries above it that have
-        neither blocks nor children now go the same way."""
-        index = self.index
+    # ---- pages come and go ----
+
+    def settle(self, path: U32) -> int:
+        """Makes a path [n] that a reader named consistent: rows at another place than their own
+        become 0 (a prefix that names a page twice, or out of order, matches it once, where it
+        belongs), then links heal.  Returns the place behind the last page that is there."""
+        known = int(np.count_nonzero(path))
+        if not known or self.index.is_chain(path, known):
+            return known
+        path[self.index.misplaced(path)] = 0
+        self.heal(path)
+        places = np.flatnonzero(path)
+        return int(places[-1]) + 1 if len(places) else 0
+
+    def heal(self, path: U32) -> None:
+        """Links the pages of a path seen in order, and counts the children."""
+        child, parent = self.index.link(path)
+        if len(child):
+            for tier in self.tiers:
+                within = tier.within(child)
+                self._count_children(tier, parent[within])
+
+    def enter(self, tier: Tier, pages: U32) -> None:
+        """These pages [n], distinct, are in the tier from now on: their parents have one more."""
+        self._count_children(tier, self.index.parent.take(pages))
+
+    def place(self, tier: Tier, blocks: U32, set_places: Callable[[], None]) -> None:
+        """Blocks that their pages have already, distinct, get a place in the tier, which
+        `set_places` writes down."""
+        if not len(blocks):
+            return
+        pages = np.unique(self.blocks.page.take(blocks))
+        new = ~tier.within(pages)
+        set_places()
+        self.blocks.version += 1
+        for owner, mine in self.by_owner(blocks):
+            tier.charge(owner, tier.bytes_of(mine))
+        self.enter(tier, pages[new])
+        self.announce_leaves(tier, pages)
+
+    def announce_leaves(self, tier: Tier, pages: U32) -> None:
+        """Pages that have got a block in the tier: where they are leaves, the orders look at
+        them."""
+        for page in pages[tier.children.take(pages) == 0].tolist():
+            tier.queues.announce(page)
+
+    def by_owner(self, blocks: U32) -> Iterator[tuple[NamespaceRecord, U32]]:
+        """Attached blocks, namespace by namespace."""
+        owners = self.index.namespace.take(self.blocks.page.take(blocks))
+        for namespace_id in np.unique(owners).tolist():
+            yield self.registry.by_namespace_id[namespace_id], blocks[owners == namespace_id]
+
+    def _count_children(self, tier: Tier, parents: U32) -> None:
+        """One more child in the tier for each page named (0 for none); pages that are in it only
+        now are children themselves."""
+        parents = parents[parents != 0]
+        while len(parents):
+            first = np.unique(parents[tier.children.take(parents) == 0])
+            np.add.at(tier.children, parents, 1)
+            holes = first[~tier.on(first)]
+            parents = self.index.parent.take(holes)
+            parents = parents[parents != 0]
+
+    def retreat(self, tier: Tier, page: int, gone: list[int]) -> None:
+        """A page without children in the tier is out of it from now on: so is a hole above it that
+        has no others, and a page above it that has none is a leaf.  Adds those holes to `gone`."""
+        index, children = self.index, tier.children
         while True:
-            chosen.append(page)
             parent = int(index.parent[page])
             if not parent:
                 return
-            index.parent[page] = 0
-            index.children[parent] -= np.uint32(1)
-            if index.children[parent]:
+            children[parent] -= np.uint32(1)
+            if children[parent]:
                 return
-            if index.first_block[parent]:
-                self.queues.announce(self, parent)
+            if tier.is_on(parent):
+                tier.queues.announce(parent)
                 return
+            gone.append(parent)
             page = parent
 
-    def forget_unlinked(self, pages: list[int]) -> tuple[int, int]:
-        """Ends pages that `unlink_leaf` chose.  Returns blocks gone and, of those, kept by
-        leases."""
-        rows = np.array(pages, np.uint32)
-        gone = kept = 0
-        owners = self.index.namespace.take(rows)
+    def leave(self, tier: Tier, pages: U32, holes: list[int] | None = None) -> Left:
+        """Takes every block of these pages [n] out of the tier; entries that others continue stay,
+        as holes.  `holes` are those that `take_leaves` found, None where it was not asked."""
+        left = Left()
+        owners = self.index.namespace.take(pages)
+        on = tier.on(pages)
         for namespace_id in np.unique(owners).tolist():
             record = self.registry.by_namespace_id[namespace_id]
-            mine = rows[owners == namespace_id]
-            blocks = self.blocks.unchain(self.index, mine)
-            self.index.remove(mine)
-            record.pages -= len(mine)
-            gone += len(blocks)
-            kept += self._drop(blocks, record)
+            self._leave(tier, pages[owners == namespace_id], record, left)
+        if holes is None:
+            holes = self._retreat_all(tier, pages[on])
+        self._forget_bare(np.concatenate([pages, np.array(holes, np.uint32)]))
+        return left
+
+    def _leave(self, tier: Tier, pages: U32, record: NamespaceRecord, left: Left) -> None:
+        """The blocks' part of `leave`, for pages of one namespace."""
+        table = self.blocks
+        blocks = table.of_pages(self.index, pages)
+        here = blocks[tier.holds(blocks)]
+        stay = np.zeros(len(here), np.bool_)
+        for other in self.tiers:
+            if other is not tier:
+                stay |= other.holds(here)
+        going, moving = here[~stay], here[stay]
+        if len(going) == len(blocks):
+            table.unchain(self.index, pages)
+        else:
+            left.pages_moved += len(pages) - len(np.unique(table.page.take(going)))
+            for row in going.tolist():
+                table.detach(self.index, row)
+        held = moving[tier.busy(moving)]
+        tier.vacate(moving[~tier.busy(moving)], record)
+        self.ensure(not len(held), "a busy block leaves its tier")
+        left.gone += len(going)
+        left.moved += len(moving)
+        left.kept += self._drop(going, record) if len(going) else 0
+
+    def _retreat_all(self, tier: Tier, pages: U32) -> list[int]:
+        """Pages that have just lost their blocks in the tier leave it, the deepest first.  Returns
+        what is out of it now beside them."""
+        gone: list[int] = []
+        out: set[int] = set()
+        for page in pages[np.argsort(self.index.page.take(pages))[::-1]].tolist():
+            if page not in out and not tier.children[page]:
+                before = len(gone)
+                self.retreat(tier, page, gone)
+                out.update(gone[before:])
+        return gone
+
+    def _forget_bare(self, pages: U32) -> None:
+        """Ends entries among these pages that have no block, and no children in any tier."""
+        index = self.index
+        pages = np.unique(pages)
+        bare = (index.first_block.take(pages) == 0) & (index.namespace.take(pages) != 0)
+        for tier in self.tiers:
+            bare &= tier.children.take(pages) == 0
+        pages = pages[bare]
+        if not len(pages):
+            return
+        owners = index.namespace.take(pages)
+        index.remove(pages)
+        for namespace_id, count in zip(*np.unique(owners, return_counts=True), strict=True):
+            record = self.registry.by_namespace_id[int(namespace_id)]
+            record.pages -= int(count)
             self.registry.forget_namespace_if_idle(record)
-        return gone, kept
 
     def forget_pages(self, pages: U32) -> tuple[int, int]:
-        """Takes every block of these pages; entries that others continue stay, as holes.  Returns
-        blocks gone and, of those, kept by leases."""
-        index = self.index
+        """Takes every block of these pages out of every tier; entries that others continue stay,
+        as holes.  Returns blocks gone and, of those, kept by leases."""
         gone = kept = 0
-        owners = index.namespace.take(pages)
-        for namespace_id in np.unique(owners).tolist():
-            record = self.registry.by_namespace_id[namespace_id]
-            mine = pages[owners == namespace_id]
-            blocks = self.blocks.unchain(index, mine)
-            gone += len(blocks)
-            kept += self._drop(blocks, record)
-        chosen: list[int] = []
-        unlinked: set[int] = set()
-        for page in pages[np.argsort(index.page.take(pages))[::-1]].tolist():
-            if page not in unlinked and not index.children[page]:
-                before = len(chosen)
-                self.unlink_leaf(page, chosen)
-                unlinked.update(chosen[before:])
-        self.forget_unlinked(chosen)
+        for tier in reversed(self.tiers):
+            left = self.leave(tier, pages)
+            gone, kept = gone + left.gone, kept + left.kept
+            pages = pages[self.index.namespace.take(pages) != 0]
         return gone, kept
+
+    def use(self, pages: U32) -> int:
+        """A use of a path that counts: a lookup hit it, or a writer offered it.  See `touch`."""
+        self.history.used(pages)
+        return self.touch(pages)
 
     def touch(self, pages: U32) -> int:
         """One use of a path: its pages [n] get new stamps, rising along the path, so that no two

@@ -15,14 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.keys import DIGEST_BYTES, Namespace
-from anchorstore.layout import Component, Layout
-from anchorstore.server.core import audit, evicting, reports, reserving, sealing
+from anchorstore.layout import Layout
+from anchorstore.server.core import (
+    audit,
+    demoting,
+    evicting,
+    promoting,
+    reports,
+    reserving,
+    restoring,
+    sealing,
+)
 from anchorstore.server.core import lookup as reading
 from anchorstore.server.core.audit import BlockTable
 from anchorstore.server.core.check import violations
-from anchorstore.server.core.planning import Plans
+from anchorstore.server.core.planning import Plans, Reach
+from anchorstore.server.core.restoring import Entries
 from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import (
@@ -43,6 +55,7 @@ from anchorstore.server.core.types import (
     StoreConfig,
     StoreStatus,
 )
+from anchorstore.server.core.work import DemoteWork, Restored
 
 
 class Store:
@@ -54,7 +67,6 @@ class Store:
         self.boot_id = boot_id
         self._state = State(config, boot_id + secret)
         self._plans = Plans()
-        self._draining: set[Component] = set()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -62,6 +74,7 @@ class Store:
         return self._state.counters
 
     def _session(self, session_id: bytes, now: float) -> Session:
+        self._state.seconds = now
         return self._state.registry.session(session_id, now)
 
     # ---- sessions ----
@@ -138,11 +151,13 @@ class Store:
         layouts: Sequence[int],
         lineage: int,
         now: float,
+        priority: int = 0,
     ) -> ReserveResult:
-        """Asks which blocks of pages `first_page`, `first_page` + 1, ... are worth writing."""
+        """Asks which blocks of pages `first_page`, `first_page` + 1, ... are worth writing.  Pages
+        have the highest priority that they were ever offered with, within 16 bits."""
         session = self._session(session_id, now)
         return reserving.reserve(
-            self._state, session, parent_hash, first_page, hashes, layouts, lineage, now
+            self._state, session, parent_hash, first_page, hashes, layouts, lineage, now, priority
         )
 
     def begin_seal(
@@ -188,12 +203,22 @@ class Store:
         max_lineage: int,
         margin_pages: int,
         now: float,
+        reach: Reach = Reach.ALL,
     ) -> LookupResult:
-        """The largest boundary that satisfies every need, under a read lease."""
+        """The largest boundary that satisfies every need, under a read lease.
+
+        Where blocks for it are in nvme alone, and `reach` is ALL, the result is no answer yet but
+        a `promotion`: the shell carries its work out, waits for all its tickets, and asks again.
+        """
         session = self._session(session_id, now)
         return reading.lookup(
-            self._state, self._plans, session, hashes, needs, max_lineage, margin_pages, now
+            self._state, self._plans, session, hashes, needs, max_lineage, margin_pages, reach, now
         )
+
+    def finish_promote(self, ticket: int, ok: Bools, lost: Bools, now: float) -> Bools:
+        """Ends a PromoteWork: `ok` [n] were read and proven, `lost` are there no more (the others
+        were not tried, or too late, and stay).  Returns which can be read in dram now."""
+        return promoting.finish_promote(self._state, ticket, ok, lost)
 
     def renew(self, session_id: bytes, lease_ids: Sequence[int], now: float) -> list[int]:
         """Extends leases; returns those that had ended."""
@@ -230,6 +255,46 @@ class Store:
         """Pages [32 n bytes] that were read without a lookup, for the eviction's order."""
         reading.touch(self._state, self._session(session_id, now), hashes)
 
+    def pin(self, session_id: bytes, hashes: bytes, now: float) -> int:
+        """Keeps what these pages [32 n bytes] hold in dram from eviction, as an engine uses them: a
+        lease without places, renewed and released like any other; 0 where nothing is held."""
+        return reading.pin(self._state, self._session(session_id, now), hashes, now)
+
+    # ---- nvme ----
+
+    def restore(
+        self,
+        namespaces: Sequence[tuple[Namespace, int]],
+        layouts: Sequence[Layout],
+        entries: Entries,
+    ) -> Restored:
+        """Takes over what the journals name, before the first session; see restoring.py."""
+        return restoring.restore(self._state, namespaces, layouts, entries)
+
+    @property
+    def blocks_to_demote(self) -> int:
+        """Sealed blocks that wait to be written to nvme."""
+        return len(self._state.movement.waiting)
+
+    def begin_demote(self, limit_blocks: int, now: float) -> DemoteWork | None:
+        """What to write to nvme next, at most so many blocks: what was sealed lately, then what
+        dram would give up next.  The shell writes, then calls finish_demote with the ticket."""
+        return demoting.begin_demote(self._state, limit_blocks)
+
+    def finish_demote(self, ticket: int, ok: Bools, now: float) -> Bools:
+        """Ends a DemoteWork; returns which blocks [n] have a place in nvme now, for the journal.
+        Ask take_cold_gone first."""
+        return demoting.finish_demote(self._state, ticket, ok)
+
+    def pause_demotion(self, paused: bool) -> None:
+        """While nvme cannot be written: nothing waits for it."""
+        self._state.movement.is_paused = paused
+
+    def take_cold_gone(self) -> U32:
+        """Units whose blocks have gone since the last call, for the journal."""
+        nvme = self._state.nvme
+        return np.zeros(0, np.uint32) if nvme is None else nvme.cold_pool.take_gone_units()
+
     # ---- time and pressure ----
 
     def expire(self, now: float) -> None:
@@ -246,8 +311,9 @@ class Store:
             state.counters["sessions_expired"] += 1
 
     def evict_step(self, now: float, limit_blocks: int) -> int:
-        """Watermark work, about `limit_blocks` blocks at most; returns how many went."""
-        return evicting.evict_step(self._state, self._draining, limit_blocks)
+        """Watermark work, about `limit_blocks` blocks a tier at most; returns how many went."""
+        self._state.seconds = now
+        return evicting.evict_step(self._state, limit_blocks)
 
     def next_deadline(self) -> float | None:
         """When `expire` has work next."""

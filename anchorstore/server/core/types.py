@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from anchorstore.layout import Component
+from anchorstore.server.core.store_config import ANY_LINEAGE as ANY_LINEAGE
+from anchorstore.server.core.store_config import NvmeShape as NvmeShape
+from anchorstore.server.core.store_config import StoreConfig as StoreConfig
 from anchorstore.transport.segment import Places
+
+if TYPE_CHECKING:
+    from anchorstore.server.core.work import Promotion
 
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
@@ -28,13 +33,12 @@ U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
-ANY_LINEAGE = 255
-"""A bound that every lineage satisfies; block lineages are 0..254, deeper ones count as 254."""
 DEEPEST_LINEAGE = 254
 
 
 class Miss(enum.IntEnum):
-    """Why a lookup found no boundary.  Numbers of the schema's MissReason."""
+    """Why a lookup found no boundary.  Numbers of the schema's MissReason.  COLD: there would be
+    one, but its blocks are in nvme and were not brought in."""
 
     HIT = 0
     NOT_STORED = 1
@@ -42,6 +46,7 @@ class Miss(enum.IntEnum):
     LINEAGE = 3
     MARGIN = 4
     DISABLED = 5
+    COLD = 6
 
 
 class Verdict(enum.IntEnum):
@@ -71,74 +76,6 @@ class Declined(enum.StrEnum):
     DISABLED = "disabled"
     CAPACITY = "capacity"
     LIMIT = "limit"
-
-
-@dataclasses.dataclass(frozen=True)
-class StoreConfig:
-    """Limits and sizes of one store.  Every bound is checked when the store is made.
-
-    Attributes:
-        segments: regions in the dram pool.
-        segment_bytes: size of each.
-        component_share: fraction of `segments` that a component may take, each in (0, 1]; at
-            least one segment where the share is not 0.  A component without a share stores
-            nothing.  The shares may sum to more than 1.
-        high_watermark: fraction of a component's capacity above which `evict_step` works.
-        low_watermark: fraction down to which it works.
-        read_ttl_seconds: life of a read lease.
-        write_ttl_seconds: life of a reservation after its last use.
-        session_ttl_seconds: life of a session without a connection.
-        max_pages: pages in one lookup or reserve.
-        max_sessions_per_domain: of max_sessions, for any one domain.
-        max_layouts, max_reservations, max_leases: each per session.
-        max_reserved_pages: pages in open reservations, all sessions together.
-        max_leased_blocks: blocks that read leases name, need by need, all sessions together.
-        default_quota_bytes: of a namespace without its own entry; 0 = none.
-        quotas: (domain, model) -> bytes of slots, 0 = none.
-        default_max_lineage: deepest lineage that a namespace stores; 255 = any.
-    """
-
-    segments: int
-    segment_bytes: int
-    component_share: Mapping[Component, float]
-    high_watermark: float = 0.95
-    low_watermark: float = 0.90
-    read_ttl_seconds: float = 30.0
-    write_ttl_seconds: float = 30.0
-    session_ttl_seconds: float = 60.0
-    max_sessions: int = 256
-    max_sessions_per_domain: int = 256
-    max_namespaces: int = 1024
-    max_layouts: int = 16
-    max_pages: int = 16_384
-    max_reservations: int = 256
-    max_leases: int = 4096
-    max_reserved_pages: int = 2**20
-    max_leased_blocks: int = 2**22
-    default_quota_bytes: int = 0
-    quotas: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
-    default_max_lineage: int = 16
-
-    def __post_init__(self) -> None:
-        for name in (
-            *("segments", "segment_bytes", "read_ttl_seconds", "write_ttl_seconds"),
-            *("session_ttl_seconds", "max_sessions", "max_namespaces", "max_layouts"),
-            *("max_pages", "max_reservations", "max_leases", "max_sessions_per_domain"),
-            *("max_reserved_pages", "max_leased_blocks"),
-        ):
-            assert getattr(self, name) > 0, f"{name} is {getattr(self, name)}, must be above 0"
-        assert self.max_layouts <= 255, f"max_layouts is {self.max_layouts}, limit 255"
-        assert 0 < self.low_watermark <= self.high_watermark <= 1, (
-            f"watermarks {self.low_watermark} and {self.high_watermark} must rise within (0, 1]"
-        )
-        for component, share in self.component_share.items():
-            assert 0 < share <= 1, f"share of {component.name} is {share}, must be in (0, 1]"
-        assert 0 <= self.default_max_lineage <= ANY_LINEAGE, self.default_max_lineage
-        assert self.default_quota_bytes >= 0 and all(q >= 0 for q in self.quotas.values())
-
-    def quota_bytes(self, domain: str, model: str) -> int:
-        """Bytes of slots that namespaces of this domain and model may take each; 0 = no bound."""
-        return self.quotas.get((domain, model), self.default_quota_bytes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -275,7 +212,8 @@ class BlockColumns:
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookupResult:
     """Answer of a lookup: a miss has boundary 0, lease 0 and no columns; a hit one column set a
-    need.  `lineage` is the deepest among the leased blocks."""
+    need.  `lineage` is the deepest among the leased blocks.  Where `promotion` is set, this is no
+    answer yet: blocks must come from nvme first."""
 
     boundary_pages: int
     resume_pages: int
@@ -283,6 +221,7 @@ class LookupResult:
     lineage: int
     miss: Miss
     columns: list[BlockColumns]
+    promotion: Promotion | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -297,8 +236,21 @@ class ComponentStatus:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TierStatus:
+    """One tier."""
+
+    name: str
+    capacity_bytes: int
+    used_bytes: int
+    segments: int
+    segments_free: int
+    components: list[ComponentStatus]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class NamespaceStatus:
-    """One namespace, for operators.  `bytes` counts slots, sealed and reserved."""
+    """One namespace, for operators.  `bytes` counts slots in dram, sealed and reserved,
+    `cold_bytes` those in nvme."""
 
     domain: str
     model: str
@@ -309,11 +261,14 @@ class NamespaceStatus:
     max_lineage: int
     enabled: bool
     sessions: int
+    cold_bytes: int = 0
+    cold_quota_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """The whole store, for operators and metrics."""
+    """The whole store, for operators and metrics.  `tiers` are dram and, where there is one, nvme;
+    what is said beside them of bytes, segments and components is dram's."""
 
     sessions: int
     leases: int
@@ -329,11 +284,16 @@ class StoreStatus:
     components: list[ComponentStatus]
     namespaces: list[NamespaceStatus]
     counters: dict[str, int]
+    tiers: list[TierStatus]
+    demotes_in_flight: int = 0
+    promotes_in_flight: int = 0
+    blocks_to_demote: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockStatus:
-    """One sealed block, for operators."""
+    """One sealed block, for operators.  `bytes` are those of its slot in the fastest of its
+    `tiers`."""
 
     component: Component
     layout_digest: bytes
@@ -341,6 +301,7 @@ class BlockStatus:
     lineage: int
     leases: int
     bytes: int
+    tiers: tuple[str, ...] = ("dram",)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

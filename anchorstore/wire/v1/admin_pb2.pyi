@@ -25,8 +25,42 @@ class ComponentStatus(_message.Message):
     blocks: int
     def __init__(self, component: _Optional[_Union[_store_pb2.Component, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
+class DeviceStatus(_message.Message):
+    __slots__ = ("path", "state", "reason", "engine", "capacity_bytes", "blocks_read", "bytes_read", "blocks_written", "bytes_written", "read_errors", "write_errors", "late_blocks", "reads_waiting", "writes_waiting", "stalled")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_READ_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    READ_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    WRITE_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LATE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    WRITES_WAITING_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    state: str
+    reason: str
+    engine: str
+    capacity_bytes: int
+    blocks_read: int
+    bytes_read: int
+    blocks_written: int
+    bytes_written: int
+    read_errors: int
+    write_errors: int
+    late_blocks: int
+    reads_waiting: int
+    writes_waiting: int
+    stalled: bool
+    def __init__(self, path: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., blocks_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., blocks_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., read_errors: _Optional[int] = ..., write_errors: _Optional[int] = ..., late_blocks: _Optional[int] = ..., reads_waiting: _Optional[int] = ..., writes_waiting: _Optional[int] = ..., stalled: bool = ...) -> None: ...
+
 class TierStatus(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "used_bytes", "segments", "segments_free", "huge_pages", "components")
+    __slots__ = ("name", "capacity_bytes", "used_bytes", "segments", "segments_free", "huge_pages", "components", "devices")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +68,7 @@ class TierStatus(_message.Message):
     SEGMENTS_FREE_FIELD_NUMBER: _ClassVar[int]
     HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     used_bytes: int
@@ -41,10 +76,11 @@ class TierStatus(_message.Message):
     segments_free: int
     huge_pages: bool
     components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_free: _Optional[int] = ..., huge_pages: bool = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_free: _Optional[int] = ..., huge_pages: bool = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
-    __slots__ = ("domain", "model", "root_digest", "pages", "bytes", "quota_bytes", "max_lineage", "enabled", "sessions")
+    __slots__ = ("domain", "model", "root_digest", "pages", "bytes", "quota_bytes", "max_lineage", "enabled", "sessions", "nvme_bytes", "nvme_quota_bytes")
     DOMAIN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +90,8 @@ class NamespaceStatus(_message.Message):
     MAX_LINEAGE_FIELD_NUMBER: _ClassVar[int]
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     domain: str
     model: str
     root_digest: bytes
@@ -63,7 +101,9 @@ class NamespaceStatus(_message.Message):
     max_lineage: int
     enabled: bool
     sessions: int
-    def __init__(self, domain: _Optional[str] = ..., model: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., max_lineage: _Optional[int] = ..., enabled: bool = ..., sessions: _Optional[int] = ...) -> None: ...
+    nvme_bytes: int
+    nvme_quota_bytes: int
+    def __init__(self, domain: _Optional[str] = ..., model: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., max_lineage: _Optional[int] = ..., enabled: bool = ..., sessions: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., nvme_quota_bytes: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("version", "boot_id", "uptime_ms", "draining", "sessions", "leases", "reservations", "pages", "index_bytes", "tiers", "namespaces", "counters")
@@ -125,7 +165,7 @@ class PageStatus(_message.Message):
     def __init__(self, path_hash: _Optional[bytes] = ..., page: _Optional[int] = ..., children: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockStatus, _Mapping]]] = ...) -> None: ...
 
 class BlockStatus(_message.Message):
-    __slots__ = ("component", "layout_digest", "shard", "tier", "lineage", "leases", "bytes")
+    __slots__ = ("component", "layout_digest", "shard", "tier", "lineage", "leases", "bytes", "tiers")
     COMPONENT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +173,7 @@ class BlockStatus(_message.Message):
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     component: _store_pb2.Component
     layout_digest: bytes
     shard: int
@@ -140,7 +181,8 @@ class BlockStatus(_message.Message):
     lineage: int
     leases: int
     bytes: int
-    def __init__(self, component: _Optional[_Union[_store_pb2.Component, str]] = ..., layout_digest: _Optional[bytes] = ..., shard: _Optional[int] = ..., tier: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    tiers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, component: _Optional[_Union[_store_pb2.Component, str]] = ..., layout_digest: _Optional[bytes] = ..., shard: _Optional[int] = ..., tier: _Optional[str] = ..., lineage: _Optional[int] = ..., leases: _Optional[int] = ..., bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("namespaces", "pages", "next_cursor")
@@ -221,9 +263,11 @@ class RemoveRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., path_hash: _Optional[bytes] = ...) -> None: ...
 
 class RemoveResponse(_message.Message):
-    __slots__ = ("blocks_removed", "blocks_leased")
+    __slots__ = ("blocks_removed", "blocks_leased", "may_come_back")
     BLOCKS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_LEASED_FIELD_NUMBER: _ClassVar[int]
+    MAY_COME_BACK_FIELD_NUMBER: _ClassVar[int]
     blocks_removed: int
     blocks_leased: int
-    def __init__(self, blocks_removed: _Optional[int] = ..., blocks_leased: _Optional[int] = ...) -> None: ...
+    may_come_back: bool
+    def __init__(self, blocks_removed: _Optional[int] = ..., blocks_leased: _Optional[int] = ..., may_come_back: bool = ...) -> None: ...

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61nchorstore/v1/store.proto\x12\x0e\x61nchorstore.v1\"j\n\rNamespaceSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0eweights_digest\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x04 \x01(\r\x12\x0c\n\x04salt\x18\x05 \x01(\x0c\"q\n\nLayoutSpec\x12,\n\tcomponent\x18\x01 \x01(\x0e\x32\x19.anchorstore.v1.Component\x12\x0e\n\x06layout\x18\x02 \x01(\x0c\x12\x12\n\nhead_start\x18\x03 \x01(\r\x12\x11\n\thead_stop\x18\x04 \x01(\r\"\xed\x01\n\rAttachRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0b\x63lient_name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x30\n\tnamespace\x18\x04 \x01(\x0b\x32\x1d.anchorstore.v1.NamespaceSpec\x12+\n\x07layouts\x18\x05 \x03(\x0b\x32\x1a.anchorstore.v1.LayoutSpec\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x04\x12\x18\n\x0bmax_lineage\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_max_lineage\"F\n\x0bLayoutGrant\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\"\x8a\x02\n\x0e\x41ttachResponse\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64omain\x18\x03 \x01(\t\x12\x13\n\x0broot_digest\x18\x04 \x01(\x0c\x12,\n\x07layouts\x18\x05 \x03(\x0b\x32\x1b.anchorstore.v1.LayoutGrant\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x04\x12\x11\n\tmax_pages\x18\x07 \x01(\r\x12\x13\n\x0bmax_lineage\x18\x08 \x01(\r\x12\x13\n\x0bread_ttl_ms\x18\t \x01(\r\x12\x14\n\x0cwrite_ttl_ms\x18\n \x01(\r\x12\x16\n\x0esession_ttl_ms\x18\x0b \x01(\r\"J\n\x0bJoinRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\"\x1f\n\x0cJoinResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\"#\n\rDetachRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x10\n\x0e\x44\x65tachResponse\"\x84\x01\n\x0eReserveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x12\n\nfirst_page\x18\x03 \x01(\r\x12\x13\n\x0bpath_hashes\x18\x04 \x01(\x0c\x12\x0f\n\x07layouts\x18\x05 \x03(\r\x12\x0f\n\x07lineage\x18\x06 \x01(\r\"[\n\x0fReserveResponse\x12\x16\n\x0ereservation_id\x18\x01 \x01(\x04\x12\x10\n\x08verdicts\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\"\x98\x01\n\x0bSealRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x04\x12\r\n\x05pages\x18\x03 \x01(\x0c\x12\x0f\n\x07layouts\x18\x04 \x01(\x0c\x12\x17\n\x0fstaging_offsets\x18\x05 \x01(\x0c\x12\x11\n\tchecksums\x18\x06 \x01(\x0c\x12\x11\n\tkeep_open\x18\x07 \x01(\x08\"\x1f\n\x0cSealResponse\x12\x0f\n\x07results\x18\x01 \x01(\x0c\":\n\x0c\x41\x62ortRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x04\"\x0f\n\rAbortResponse\"\x1d\n\x07NeedAll\x12\x12\n\nfirst_page\x18\x01 \x01(\r\"V\n\nNeedWindow\x12\r\n\x05ratio\x18\x01 \x01(\x01\x12\x10\n\x08max_rows\x18\x02 \x01(\r\x12\x15\n\rrows_per_page\x18\x03 \x01(\r\x12\x10\n\x08min_rows\x18\x04 \x01(\r\"\n\n\x08NeedLast\"\x9e\x01\n\x04Need\x12\x0e\n\x06layout\x18\x01 \x01(\r\x12&\n\x03\x61ll\x18\x02 \x01(\x0b\x32\x17.anchorstore.v1.NeedAllH\x00\x12,\n\x06window\x18\x03 \x01(\x0b\x32\x1a.anchorstore.v1.NeedWindowH\x00\x12(\n\x04last\x18\x04 \x01(\x0b\x32\x18.anchorstore.v1.NeedLastH\x00\x42\x06\n\x04kind\"\xa0\x01\n\rLookupRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bpath_hashes\x18\x02 \x01(\x0c\x12#\n\x05needs\x18\x03 \x03(\x0b\x32\x14.anchorstore.v1.Need\x12\x13\n\x0bmax_lineage\x18\x04 \x01(\r\x12\x14\n\x0cmargin_pages\x18\x05 \x01(\r\x12\x16\n\x0erelease_leases\x18\x06 \x03(\x04\"B\n\x0c\x42lockColumns\x12\x0e\n\x06layout\x18\x01 \x01(\r\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12\x0e\n\x06places\x18\x03 \x01(\x0c\"\xd0\x01\n\x0eLookupResponse\x12\x16\n\x0e\x62oundary_pages\x18\x01 \x01(\r\x12\x14\n\x0cresume_pages\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x0f\n\x07lineage\x18\x05 \x01(\r\x12-\n\x07\x63olumns\x18\x06 \x03(\x0b\x32\x1c.anchorstore.v1.BlockColumns\x12(\n\x04miss\x18\x07 \x01(\x0e\x32\x1a.anchorstore.v1.MissReason\"5\n\x0cRenewRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\"\x1d\n\rRenewResponse\x12\x0c\n\x04lost\x18\x01 \x03(\x04\"7\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\"\x11\n\x0fReleaseResponse\"7\n\x0cTouchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bpath_hashes\x18\x02 \x01(\x0c\"\x0f\n\rTouchResponse\"U\n\nMapRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bsegment_ids\x18\x02 \x03(\r\x12\x0f\n\x07staging\x18\x03 \x01(\x08\x12\r\n\x05hints\x18\x04 \x01(\x08\"d\n\x0bMapResponse\x12\x13\n\x0bsegment_ids\x18\x01 \x03(\r\x12\x15\n\rsegment_bytes\x18\x02 \x03(\x04\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04\x12\x12\n\nhint_bytes\x18\x04 \x01(\x04\":\n\x0cWriteRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x16\n\x0estaging_offset\x18\x02 \x01(\x04\"\x0f\n\rWriteResponse\"_\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12\x0c\n\x04need\x18\x03 \x01(\r\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\r\n\x05\x63ount\x18\x05 \x01(\r\"#\n\x0cReadResponse\x12\x13\n\x0b\x62lock_bytes\x18\x01 \x01(\x04\"C\n\nErrorReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r*c\n\tComponent\x12\x19\n\x15\x43OMPONENT_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OMPONENT_ANCHOR\x10\x01\x12\x10\n\x0c\x43OMPONENT_KV\x10\x02\x12\x13\n\x0f\x43OMPONENT_STATE\x10\x03*\xac\x01\n\nMissReason\x12\x1b\n\x17MISS_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16MISS_REASON_NOT_STORED\x10\x01\x12\x1a\n\x16MISS_REASON_INCOMPLETE\x10\x02\x12\x17\n\x13MISS_REASON_LINEAGE\x10\x03\x12\x16\n\x12MISS_REASON_MARGIN\x10\x04\x12\x18\n\x14MISS_REASON_DISABLED\x10\x05\x32\xd9\x05\n\x0cStoreService\x12G\n\x06\x41ttach\x12\x1d.anchorstore.v1.AttachRequest\x1a\x1e.anchorstore.v1.AttachResponse\x12\x41\n\x04Join\x12\x1b.anchorstore.v1.JoinRequest\x1a\x1c.anchorstore.v1.JoinResponse\x12G\n\x06\x44\x65tach\x12\x1d.anchorstore.v1.DetachRequest\x1a\x1e.anchorstore.v1.DetachResponse\x12J\n\x07Reserve\x12\x1e.anchorstore.v1.ReserveRequest\x1a\x1f.anchorstore.v1.ReserveResponse\x12\x41\n\x04Seal\x12\x1b.anchorstore.v1.SealRequest\x1a\x1c.anchorstore.v1.SealResponse\x12\x44\n\x05\x41\x62ort\x12\x1c.anchorstore.v1.AbortRequest\x1a\x1d.anchorstore.v1.AbortResponse\x12G\n\x06Lookup\x12\x1d.anchorstore.v1.LookupRequest\x1a\x1e.anchorstore.v1.LookupResponse\x12\x44\n\x05Renew\x12\x1c.anchorstore.v1.RenewRequest\x1a\x1d.anchorstore.v1.RenewResponse\x12J\n\x07Release\x12\x1e.anchorstore.v1.ReleaseRequest\x1a\x1f.anchorstore.v1.ReleaseResponse\x12\x44\n\x05Touch\x12\x1c.anchorstore.v1.TouchRequest\x1a\x1d.anchorstore.v1.TouchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61nchorstore/v1/store.proto\x12\x0e\x61nchorstore.v1\"j\n\rNamespaceSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0eweights_digest\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x04 \x01(\r\x12\x0c\n\x04salt\x18\x05 \x01(\x0c\"q\n\nLayoutSpec\x12,\n\tcomponent\x18\x01 \x01(\x0e\x32\x19.anchorstore.v1.Component\x12\x0e\n\x06layout\x18\x02 \x01(\x0c\x12\x12\n\nhead_start\x18\x03 \x01(\r\x12\x11\n\thead_stop\x18\x04 \x01(\r\"\xed\x01\n\rAttachRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0b\x63lient_name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x30\n\tnamespace\x18\x04 \x01(\x0b\x32\x1d.anchorstore.v1.NamespaceSpec\x12+\n\x07layouts\x18\x05 \x03(\x0b\x32\x1a.anchorstore.v1.LayoutSpec\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x04\x12\x18\n\x0bmax_lineage\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_max_lineage\"F\n\x0bLayoutGrant\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x12\n\nslot_bytes\x18\x03 \x01(\x04\"\x8a\x02\n\x0e\x41ttachResponse\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64omain\x18\x03 \x01(\t\x12\x13\n\x0broot_digest\x18\x04 \x01(\x0c\x12,\n\x07layouts\x18\x05 \x03(\x0b\x32\x1b.anchorstore.v1.LayoutGrant\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x04\x12\x11\n\tmax_pages\x18\x07 \x01(\r\x12\x13\n\x0bmax_lineage\x18\x08 \x01(\r\x12\x13\n\x0bread_ttl_ms\x18\t \x01(\r\x12\x14\n\x0cwrite_ttl_ms\x18\n \x01(\r\x12\x16\n\x0esession_ttl_ms\x18\x0b \x01(\r\"J\n\x0bJoinRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\t\"\x1f\n\x0cJoinResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\"#\n\rDetachRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x10\n\x0e\x44\x65tachResponse\"\x84\x01\n\x0eReserveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x12\n\nfirst_page\x18\x03 \x01(\r\x12\x13\n\x0bpath_hashes\x18\x04 \x01(\x0c\x12\x0f\n\x07layouts\x18\x05 \x03(\r\x12\x0f\n\x07lineage\x18\x06 \x01(\r\"[\n\x0fReserveResponse\x12\x16\n\x0ereservation_id\x18\x01 \x01(\x04\x12\x10\n\x08verdicts\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\"\x98\x01\n\x0bSealRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x04\x12\r\n\x05pages\x18\x03 \x01(\x0c\x12\x0f\n\x07layouts\x18\x04 \x01(\x0c\x12\x17\n\x0fstaging_offsets\x18\x05 \x01(\x0c\x12\x11\n\tchecksums\x18\x06 \x01(\x0c\x12\x11\n\tkeep_open\x18\x07 \x01(\x08\"\x1f\n\x0cSealResponse\x12\x0f\n\x07results\x18\x01 \x01(\x0c\":\n\x0c\x41\x62ortRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x04\"\x0f\n\rAbortResponse\"\x1d\n\x07NeedAll\x12\x12\n\nfirst_page\x18\x01 \x01(\r\"V\n\nNeedWindow\x12\r\n\x05ratio\x18\x01 \x01(\x01\x12\x10\n\x08max_rows\x18\x02 \x01(\r\x12\x15\n\rrows_per_page\x18\x03 \x01(\r\x12\x10\n\x08min_rows\x18\x04 \x01(\r\"\n\n\x08NeedLast\"\x9e\x01\n\x04Need\x12\x0e\n\x06layout\x18\x01 \x01(\r\x12&\n\x03\x61ll\x18\x02 \x01(\x0b\x32\x17.anchorstore.v1.NeedAllH\x00\x12,\n\x06window\x18\x03 \x01(\x0b\x32\x1a.anchorstore.v1.NeedWindowH\x00\x12(\n\x04last\x18\x04 \x01(\x0b\x32\x18.anchorstore.v1.NeedLastH\x00\x42\x06\n\x04kind\"\xc3\x01\n\rLookupRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bpath_hashes\x18\x02 \x01(\x0c\x12#\n\x05needs\x18\x03 \x03(\x0b\x32\x14.anchorstore.v1.Need\x12\x13\n\x0bmax_lineage\x18\x04 \x01(\r\x12\x14\n\x0cmargin_pages\x18\x05 \x01(\r\x12\x16\n\x0erelease_leases\x18\x06 \x03(\x04\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\x12\x10\n\x08prefetch\x18\x08 \x01(\x08\"B\n\x0c\x42lockColumns\x12\x0e\n\x06layout\x18\x01 \x01(\r\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12\x0e\n\x06places\x18\x03 \x01(\x0c\"\xf0\x01\n\x0eLookupResponse\x12\x16\n\x0e\x62oundary_pages\x18\x01 \x01(\r\x12\x14\n\x0cresume_pages\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x0f\n\x07lineage\x18\x05 \x01(\r\x12-\n\x07\x63olumns\x18\x06 \x03(\x0b\x32\x1c.anchorstore.v1.BlockColumns\x12(\n\x04miss\x18\x07 \x01(\x0e\x32\x1a.anchorstore.v1.MissReason\x12\x1e\n\x16loading_boundary_pages\x18\x08 \x01(\r\"5\n\x0cRenewRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\"\x1d\n\rRenewResponse\x12\x0c\n\x04lost\x18\x01 \x03(\x04\"7\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\"\x11\n\x0fReleaseResponse\"7\n\x0cTouchRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bpath_hashes\x18\x02 \x01(\x0c\"\x0f\n\rTouchResponse\"U\n\nMapRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x13\n\x0bsegment_ids\x18\x02 \x03(\r\x12\x0f\n\x07staging\x18\x03 \x01(\x08\x12\r\n\x05hints\x18\x04 \x01(\x08\"d\n\x0bMapResponse\x12\x13\n\x0bsegment_ids\x18\x01 \x03(\r\x12\x15\n\rsegment_bytes\x18\x02 \x03(\x04\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04\x12\x12\n\nhint_bytes\x18\x04 \x01(\x04\":\n\x0cWriteRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x16\n\x0estaging_offset\x18\x02 \x01(\x04\"\x0f\n\rWriteResponse\"_\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08lease_id\x18\x02 \x01(\x04\x12\x0c\n\x04need\x18\x03 \x01(\r\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\r\n\x05\x63ount\x18\x05 \x01(\r\"#\n\x0cReadResponse\x12\x13\n\x0b\x62lock_bytes\x18\x01 \x01(\x04\"C\n\nErrorReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r*c\n\tComponent\x12\x19\n\x15\x43OMPONENT_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OMPONENT_ANCHOR\x10\x01\x12\x10\n\x0c\x43OMPONENT_KV\x10\x02\x12\x13\n\x0f\x43OMPONENT_STATE\x10\x03*\xc2\x01\n\nMissReason\x12\x1b\n\x17MISS_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16MISS_REASON_NOT_STORED\x10\x01\x12\x1a\n\x16MISS_REASON_INCOMPLETE\x10\x02\x12\x17\n\x13MISS_REASON_LINEAGE\x10\x03\x12\x16\n\x12MISS_REASON_MARGIN\x10\x04\x12\x18\n\x14MISS_REASON_DISABLED\x10\x05\x12\x14\n\x10MISS_REASON_COLD\x10\x06\x32\xd9\x05\n\x0cStoreService\x12G\n\x06\x41ttach\x12\x1d.anchorstore.v1.AttachRequest\x1a\x1e.anchorstore.v1.AttachResponse\x12\x41\n\x04Join\x12\x1b.anchorstore.v1.JoinRequest\x1a\x1c.anchorstore.v1.JoinResponse\x12G\n\x06\x44\x65tach\x12\x1d.anchorstore.v1.DetachRequest\x1a\x1e.anchorstore.v1.DetachResponse\x12J\n\x07Reserve\x12\x1e.anchorstore.v1.ReserveRequest\x1a\x1f.anchorstore.v1.ReserveResponse\x12\x41\n\x04Seal\x12\x1b.anchorstore.v1.SealRequest\x1a\x1c.anchorstore.v1.SealResponse\x12\x44\n\x05\x41\x62ort\x12\x1c.anchorstore.v1.AbortRequest\x1a\x1d.anchorstore.v1.AbortResponse\x12G\n\x06Lookup\x12\x1d.anchorstore.v1.LookupRequest\x1a\x1e.anchorstore.v1.LookupResponse\x12\x44\n\x05Renew\x12\x1c.anchorstore.v1.RenewRequest\x1a\x1d.anchorstore.v1.RenewResponse\x12J\n\x07Release\x12\x1e.anchorstore.v1.ReleaseRequest\x1a\x1f.anchorstore.v1.ReleaseResponse\x12\x44\n\x05Touch\x12\x1c.anchorstore.v1.TouchRequest\x1a\x1d.anchorstore.v1.TouchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'anchorstore.v1.store_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMPONENT']._serialized_start=2946
-  _globals['_COMPONENT']._serialized_end=3045
-  _globals['_MISSREASON']._serialized_start=3048
-  _globals['_MISSREASON']._serialized_end=3220
+  _globals['_COMPONENT']._serialized_start=3013
+  _globals['_COMPONENT']._serialized_end=3112
+  _globals['_MISSREASON']._serialized_start=3115
+  _globals['_MISSREASON']._serialized_end=3309
   _globals['_NAMESPACESPEC']._serialized_start=46
   _globals['_NAMESPACESPEC']._serialized_end=152
   _globals['_LAYOUTSPEC']._serialized_start=154
@@ -74,37 +74,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NEED']._serialized_start=1639
   _globals['_NEED']._serialized_end=1797
   _globals['_LOOKUPREQUEST']._serialized_start=1800
-  _globals['_LOOKUPREQUEST']._serialized_end=1960
-  _globals['_BLOCKCOLUMNS']._serialized_start=1962
-  _globals['_BLOCKCOLUMNS']._serialized_end=2028
-  _globals['_LOOKUPRESPONSE']._serialized_start=2031
-  _globals['_LOOKUPRESPONSE']._serialized_end=2239
-  _globals['_RENEWREQUEST']._serialized_start=2241
-  _globals['_RENEWREQUEST']._serialized_end=2294
-  _globals['_RENEWRESPONSE']._serialized_start=2296
-  _globals['_RENEWRESPONSE']._serialized_end=2325
-  _globals['_RELEASEREQUEST']._serialized_start=2327
-  _globals['_RELEASEREQUEST']._serialized_end=2382
-  _globals['_RELEASERESPONSE']._serialized_start=2384
-  _globals['_RELEASERESPONSE']._serialized_end=2401
-  _globals['_TOUCHREQUEST']._serialized_start=2403
-  _globals['_TOUCHREQUEST']._serialized_end=2458
-  _globals['_TOUCHRESPONSE']._serialized_start=2460
-  _globals['_TOUCHRESPONSE']._serialized_end=2475
-  _globals['_MAPREQUEST']._serialized_start=2477
-  _globals['_MAPREQUEST']._serialized_end=2562
-  _globals['_MAPRESPONSE']._serialized_start=2564
-  _globals['_MAPRESPONSE']._serialized_end=2664
-  _globals['_WRITEREQUEST']._serialized_start=2666
-  _globals['_WRITEREQUEST']._serialized_end=2724
-  _globals['_WRITERESPONSE']._serialized_start=2726
-  _globals['_WRITERESPONSE']._serialized_end=2741
-  _globals['_READREQUEST']._serialized_start=2743
-  _globals['_READREQUEST']._serialized_end=2838
-  _globals['_READRESPONSE']._serialized_start=2840
-  _globals['_READRESPONSE']._serialized_end=2875
-  _globals['_ERRORREPLY']._serialized_start=2877
-  _globals['_ERRORREPLY']._serialized_end=2944
-  _globals['_STORESERVICE']._serialized_start=3223
-  _globals['_STORESERVICE']._serialized_end=3952
+  _globals['_LOOKUPREQUEST']._serialized_end=1995
+  _globals['_BLOCKCOLUMNS']._serialized_start=1997
+  _globals['_BLOCKCOLUMNS']._serialized_end=2063
+  _globals['_LOOKUPRESPONSE']._serialized_start=2066
+  _globals['_LOOKUPRESPONSE']._serialized_end=2306
+  _globals['_RENEWREQUEST']._serialized_start=2308
+  _globals['_RENEWREQUEST']._serialized_end=2361
+  _globals['_RENEWRESPONSE']._serialized_start=2363
+  _globals['_RENEWRESPONSE']._serialized_end=2392
+  _globals['_RELEASEREQUEST']._serialized_start=2394
+  _globals['_RELEASEREQUEST']._serialized_end=2449
+  _globals['_RELEASERESPONSE']._serialized_start=2451
+  _globals['_RELEASERESPONSE']._serialized_end=2468
+  _globals['_TOUCHREQUEST']._serialized_start=2470
+  _globals['_TOUCHREQUEST']._serialized_end=2525
+  _globals['_TOUCHRESPONSE']._serialized_start=2527
+  _globals['_TOUCHRESPONSE']._serialized_end=2542
+  _globals['_MAPREQUEST']._serialized_start=2544
+  _globals['_MAPREQUEST']._serialized_end=2629
+  _globals['_MAPRESPONSE']._serialized_start=2631
+  _globals['_MAPRESPONSE']._serialized_end=2731
+  _globals['_WRITEREQUEST']._serialized_start=2733
+  _globals['_WRITEREQUEST']._serialized_end=2791
+  _globals['_WRITERESPONSE']._serialized_start=2793
+  _globals['_WRITERESPONSE']._serialized_end=2808
+  _globals['_READREQUEST']._serialized_start=2810
+  _globals['_READREQUEST']._serialized_end=2905
+  _globals['_READRESPONSE']._serialized_start=2907
+  _globals['_READRESPONSE']._serialized_end=2942
+  _globals['_ERRORREPLY']._serialized_start=2944
+  _globals['_ERRORREPLY']._serialized_end=3011
+  _globals['_STORESERVICE']._serialized_start=3312
+  _globals['_STORESERVICE']._serialized_end=4041
 # @@protoc_insertion_point(module_scope)

@@ -22,6 +22,7 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_LINEAGE: _ClassVar[MissReason]
     MISS_REASON_MARGIN: _ClassVar[MissReason]
     MISS_REASON_DISABLED: _ClassVar[MissReason]
+    MISS_REASON_COLD: _ClassVar[MissReason]
 COMPONENT_UNSPECIFIED: Component
 COMPONENT_ANCHOR: Component
 COMPONENT_KV: Component
@@ -32,6 +33,7 @@ MISS_REASON_INCOMPLETE: MissReason
 MISS_REASON_LINEAGE: MissReason
 MISS_REASON_MARGIN: MissReason
 MISS_REASON_DISABLED: MissReason
+MISS_REASON_COLD: MissReason
 
 class NamespaceSpec(_message.Message):
     __slots__ = ("model", "weights_digest", "adapter", "page_tokens", "salt")
@@ -238,20 +240,24 @@ class Need(_message.Message):
     def __init__(self, layout: _Optional[int] = ..., all: _Optional[_Union[NeedAll, _Mapping]] = ..., window: _Optional[_Union[NeedWindow, _Mapping]] = ..., last: _Optional[_Union[NeedLast, _Mapping]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("session_id", "path_hashes", "needs", "max_lineage", "margin_pages", "release_leases")
+    __slots__ = ("session_id", "path_hashes", "needs", "max_lineage", "margin_pages", "release_leases", "wait_ms", "prefetch")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_HASHES_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
     MAX_LINEAGE_FIELD_NUMBER: _ClassVar[int]
     MARGIN_PAGES_FIELD_NUMBER: _ClassVar[int]
     RELEASE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     path_hashes: bytes
     needs: _containers.RepeatedCompositeFieldContainer[Need]
     max_lineage: int
     margin_pages: int
     release_leases: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ..., needs: _Optional[_Iterable[_Union[Need, _Mapping]]] = ..., max_lineage: _Optional[int] = ..., margin_pages: _Optional[int] = ..., release_leases: _Optional[_Iterable[int]] = ...) -> None: ...
+    wait_ms: int
+    prefetch: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ..., needs: _Optional[_Iterable[_Union[Need, _Mapping]]] = ..., max_lineage: _Optional[int] = ..., margin_pages: _Optional[int] = ..., release_leases: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ..., prefetch: bool = ...) -> None: ...
 
 class BlockColumns(_message.Message):
     __slots__ = ("layout", "first_page", "places")
@@ -264,7 +270,7 @@ class BlockColumns(_message.Message):
     def __init__(self, layout: _Optional[int] = ..., first_page: _Optional[int] = ..., places: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("boundary_pages", "resume_pages", "lease_id", "lease_ttl_ms", "lineage", "columns", "miss")
+    __slots__ = ("boundary_pages", "resume_pages", "lease_id", "lease_ttl_ms", "lineage", "columns", "miss", "loading_boundary_pages")
     BOUNDARY_PAGES_FIELD_NUMBER: _ClassVar[int]
     RESUME_PAGES_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +278,7 @@ class LookupResponse(_message.Message):
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     MISS_FIELD_NUMBER: _ClassVar[int]
+    LOADING_BOUNDARY_PAGES_FIELD_NUMBER: _ClassVar[int]
     boundary_pages: int
     resume_pages: int
     lease_id: int
@@ -279,7 +286,8 @@ class LookupResponse(_message.Message):
     lineage: int
     columns: _containers.RepeatedCompositeFieldContainer[BlockColumns]
     miss: MissReason
-    def __init__(self, boundary_pages: _Optional[int] = ..., resume_pages: _Optional[int] = ..., lease_id: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., lineage: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[BlockColumns, _Mapping]]] = ..., miss: _Optional[_Union[MissReason, str]] = ...) -> None: ...
+    loading_boundary_pages: int
+    def __init__(self, boundary_pages: _Optional[int] = ..., resume_pages: _Optional[int] = ..., lease_id: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., lineage: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[BlockColumns, _Mapping]]] = ..., miss: _Optional[_Union[MissReason, str]] = ..., loading_boundary_pages: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("session_id", "lease_ids")

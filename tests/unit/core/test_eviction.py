@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from anchorstore.layout import Component, StateLayout
-from anchorstore.server.core.policy import SCAN_LEAVES_MIN
+from anchorstore.server.core.leaf_order import SCAN_LEAVES_MIN
 from anchorstore.server.core.types import NeedAll, NeedLast
 from anchorstore.transport.segment import RECORD_BYTES
 from tests.unit.core.small import ANCHOR, KV, SEGMENT_BYTES, SLOT_BYTES, STATE, Small

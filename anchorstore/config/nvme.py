@@ -1,0 +1,193 @@
+"""Configuration of the nvme tier: which devices, what is written to them, how hard they are driven.
+
+Every key states its meaning and when to change it (anchorstore/config/fields.py).  Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from anchorstore.config import values
+from anchorstore.config.fields import setting
+from anchorstore.units import GIB, MIB
+
+DEVICES_MAX = 64
+SEGMENT_STEPS = ((64 * GIB, 256 * MIB), (4 * GIB, 64 * MIB), (0, 4 * MIB))
+"""Segments of a tier whose smallest device has at least so many bytes: few steps, because a device
+whose segments change starts empty."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """A directory, file or block device, and the bytes to take there."""
+
+    path: str
+    capacity_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{json.loads(_SIZE.show(self.capacity_bytes))}"
+
+
+_PATH = values.path(empty_means="")
+_SIZE = values.size("8MiB", "16TiB")
+
+
+def _parse_device(entry: object) -> DeviceConfig:
+    if not isinstance(entry, str):
+        raise ValueError(f'is {entry!r}, must be "PATH:SIZE", e.g. "/mnt/nvme0:1TiB"')
+    path, colon, size = entry.rpartition(":")
+    if not colon or not path:
+        raise ValueError(f'is {entry!r}, must be PATH:SIZE, e.g. "/mnt/nvme0:1TiB"')
+    if not path.startswith("/"):
+        raise ValueError(f"is {entry!r}: its path must be absolute, so that every start finds it")
+    try:
+        return DeviceConfig(_PATH.parse(path), _SIZE.parse(size))
+    except ValueError as error:
+        raise ValueError(f"of {path}: {error}") from error
+
+
+def _parse_devices(value: object) -> tuple[DeviceConfig, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f'is {value!r}, must be a list, e.g. ["/mnt/nvme0:1TiB"]')
+    if len(value) > DEVICES_MAX:
+        raise ValueError(f"has {len(value)} entries, limit {DEVICES_MAX}")
+    devices = []
+    for number, entry in enumerate(value, 1):
+        try:
+            devices.append(_parse_device(entry))
+        except ValueError as error:
+            raise ValueError(f"has a wrong entry: number {number} {error}") from error
+    return tuple(devices)
+
+
+def _show_devices(devices: Sequence[DeviceConfig]) -> str:
+    return f"[{', '.join(values.toml_text(str(device)) for device in devices)}]"
+
+
+def _read_devices(written: str) -> Any:
+    return [entry.strip() for entry in written.split(",") if entry.strip()]
+
+
+DEVICES = values.Kind("devices", "PATH:SIZE each", _parse_devices, _show_devices, _read_devices)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NvmeConfig:
+    """The second tier: files and block devices below the pool.  None by default."""
+
+    devices: tuple[DeviceConfig, ...] = setting(
+        DEVICES,
+        [],
+        "Where blocks are kept beyond memory, and over restarts.  A directory gets a file "
+        "anchorstore.nvme; a file or block device is used itself.  Each belongs to one daemon.  "
+        "Together at most 16TiB.",
+        "On every host with fast local disks: `--nvme /mnt/nvme0:1TiB`.",
+    )
+    segment_bytes: int | None = setting(
+        values.size_or_auto("1MiB", "64GiB"),
+        "auto",
+        "Region of a device that holds one domain's blocks of one size.  auto = by the smallest "
+        "device: 4MiB, from 4GiB on 64MiB, from 64GiB on 256MiB.  A device whose segments change "
+        "starts empty.",
+        "Larger where a block (an exact checkpoint) is larger than that.",
+    )
+    write: str = setting(
+        values.choice("behind", "demote"),
+        "behind",
+        "behind: every sealed block is written soon, so that a restart finds it.  demote: only "
+        "what memory would give up next.",
+        '"demote" to spare the devices where restarts may begin cold.',
+    )
+    waiting_blocks: int = setting(
+        values.count(1, 2**24),
+        65_536,
+        "Sealed blocks that wait to be written behind; more are written only once memory would "
+        "give them up.",
+        "Seldom.",
+    )
+    engine: str = setting(
+        values.choice("auto", "threads", "io_uring"),
+        "auto",
+        "How reads and writes reach the kernel.  auto and io_uring take io_uring where the kernel "
+        "allows it, else threads, which the log tells.",
+        '"threads" where io_uring is under suspicion.',
+    )
+    depth: int = setting(
+        values.count(1, 1024),
+        8,
+        "Reads at a device at the same time (writes: half as many).",
+        "More for devices that need a deep queue; `python -m benchmarks.nvme` measures it.",
+    )
+    queue_blocks: int = setting(
+        values.count(1, 2**20),
+        65_536,
+        "Blocks that wait at a device or move, each way; a lookup whose blocks do not fit is "
+        "answered by what memory holds.",
+        "More where single lookups need more blocks from one device.",
+    )
+    deadline_seconds: float = setting(
+        values.duration("10ms", "1m"),
+        "2s",
+        "A read or write that a device has not begun by then is given up; a device that does not "
+        "answer for as long gets no more until it does.",
+        "Longer for slow or shared devices.",
+    )
+    read_bandwidth_bytes: int = setting(
+        values.size("0B"),
+        "0B",
+        "Most that is read from one device a second; 0B = no limit.",
+        "Where others use the device too.",
+    )
+    write_bandwidth_bytes: int = setting(
+        values.size("0B"),
+        "0B",
+        "Most that is written to one device a second; 0B = no limit.",
+        "To spread a device's wear, or where others use it too.",
+    )
+    anchor_share: float = setting(
+        values.fraction(),
+        0.5,
+        "Largest part of the tier's segments that anchor blocks may take.",
+        "As tiers.dram.anchor_share.",
+    )
+    kv_share: float = setting(
+        values.fraction(),
+        0.75,
+        "Largest part of the tier's segments that kv blocks may take.",
+        "As tiers.dram.kv_share.",
+    )
+    state_share: float = setting(
+        values.fraction(),
+        0.5,
+        "Largest part of the tier's segments that exact checkpoints may take.",
+        "As tiers.dram.state_share.",
+    )
+    high_watermark: float = setting(
+        values.fraction(),
+        0.98,
+        "Part of a component's capacity above which blocks are evicted from the tier ahead of "
+        "need.",
+        "Seldom.",
+    )
+    low_watermark: float = setting(
+        values.fraction(),
+        0.95,
+        "Part of a component's capacity at which such an eviction stops.",
+        "Together with tiers.nvme.high_watermark.",
+    )
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of all devices together."""
+        return sum(device.capacity_bytes for device in self.devices)
+
+    @property
+    def tier_segment_bytes(self) -> int:
+        """Bytes of a segment, "auto" worked out."""
+        if self.segment_bytes is not None:
+            return self.segment_bytes
+        smallest = min((device.capacity_bytes for device in self.devices), default=0)
+        return next(size for least, size in SEGMENT_STEPS if smallest >= least)

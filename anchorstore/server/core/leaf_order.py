@@ -1,0 +1,192 @@
+"""The leaves of a scope in a policy's order, exact, without sorting them all.
+
+::
+
+    all leaves of a scope   o o o o o o o o o o o o     by key
+    scan                    [ lowest ones ]| horizon
+    heap                    pop, look again: still a leaf, key still the same?
+
+A scan takes every leaf up to the horizon key into a heap; pops drain it before the next scan.  An
+entry is a hint: what it says is looked up again when it comes out.  Exact, because
+
+- a use never lowers a key: an entry comes out early rather than late, and goes back in where the
+  page's key is still within the horizon;
+- a page whose key may be within the horizon without an entry is *announced*: it became a leaf, it
+  was just stored, or its key was lowered.
+
+A policy that drifts is measured anew by every walk, or by every one after `patience_ticks`: a scan
+reads all leaves, so exactness to the tick has its price.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from anchorstore.server.core.policies import Moment, Pages, Policy
+from anchorstore.server.core.types import U32
+
+SCAN_LEAVES_MIN = 1024
+NOTHING = -1  # below every key: nothing was scanned
+
+
+class Leaves(Protocol):
+    """The leaves of a scope."""
+
+    def rows(self) -> U32:
+        """All of them, in any order."""
+        ...
+
+    def has(self, page: int) -> bool:
+        """Whether the page is one of them now.  Any row number may be asked for."""
+        ...
+
+
+class LeafOrder:
+    """The leaves of one scope, the smallest key first.  Only a cache: dropping it loses nothing.
+
+    A scan takes an eighth of the leaves, `scan_leaves` at least.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        pages: Pages,
+        leaves: Leaves,
+        *,
+        patience_ticks: int = 0,
+        scan_leaves: int = SCAN_LEAVES_MIN,
+    ) -> None:
+        self.policy = policy  # as the last scan fixed it
+        self._pages, self._leaves = pages, leaves
+        self._patience_ticks, self._scan_leaves = patience_ticks, scan_leaves
+        self._heap: list[tuple[int, int]] = []  # (key, page row)
+        self._horizon = NOTHING
+        self._measured = NOTHING  # tick at which a policy that drifts was fixed
+        self._exhausted = NOTHING  # tick at which a scan found nothing beyond the horizon
+
+    def key(self, page: int) -> int:
+        """A page's key, as the last scan measures."""
+        return int(self.policy.keys(self._pages, page))
+
+    def announce(self, page: int) -> None:
+        """`page` may have become a leaf of this scope, or its key may have fallen."""
+        self._enter(self.key(page), page)
+
+    def first(self, now: Moment) -> int:
+        """The page that would go first, busy or not; 0 where there is none."""
+        with self.walk(now) as walk:
+            page = next(walk, 0)
+            if page:
+                walk.keep(page)
+        return page
+
+    def walk(self, now: Moment) -> Walk:
+        """Goes through the leaves in order; see Walk."""
+        if self.policy.drifts and now.tick > self._measured + self._patience_ticks:
+            self._measured = now.tick
+            self._heap.clear()
+            self._horizon = self._exhausted = NOTHING
+        return Walk(self, now)
+
+    def _enter(self, key: int, page: int) -> None:
+        """Puts a page into the heap, or leaves it to the next scan."""
+        if key <= self._horizon:
+            heapq.heappush(self._heap, (key, page))
+        else:
+            self._exhausted = NOTHING
+
+    def _pop(self, now: Moment) -> tuple[int, int] | None:
+        """Takes the next leaf out."""
+        while self._heap or self._scan(now):
+            key, page = heapq.heappop(self._heap)
+            if not self._leaves.has(page):
+                continue
+            actual = self.key(page)
+            if actual == key:
+                return key, page
+            self._enter(actual, page)
+        return None
+
+    def _scan(self, now: Moment) -> bool:
+        """Adds the lowest leaves beyond the horizon and moves the horizon to the last of them;
+        whether there were any."""
+        if self._exhausted == now.tick:
+            return False
+        rows = self._leaves.rows()
+        if self._horizon == NOTHING:
+            self.policy = self.policy.fixed(self._pages, rows, now)
+        keys = self.policy.keys(self._pages, rows)
+        if self._horizon != NOTHING:
+            beyond = keys > np.uint64(self._horizon)
+            rows, keys = rows[beyond], keys[beyond]
+        if not len(rows):
+            self._exhausted = now.tick
+            return False
+        count = max(self._scan_leaves, len(rows) // 8)
+        if len(rows) > 2 * count:
+            near = keys <= np.partition(keys, count)[count]
+            rows, keys = rows[near], keys[near]
+        self._horizon = int(keys.max())
+        self._heap += zip(keys.tolist(), rows.tolist(), strict=True)
+        heapq.heapify(self._heap)
+        return True
+
+
+class Walk(Iterator[int]):
+    """Leaves of an order, one after another, while the caller evicts them::
+
+        with order.walk(now) as walk:
+            for page in walk:
+                if busy(page):
+                    walk.keep(page)
+                else:
+                    unlink(page)        # and announce the parent, if that is a leaf now
+
+    What is kept is there again for the next walk; what is neither kept nor gone may be missing.
+    Each page comes once a walk.
+    """
+
+    def __init__(self, order: LeafOrder, now: Moment) -> None:
+        self._order, self._now = order, now
+        self._seen: set[int] = set()
+        self._kept: list[int] = []
+        self._exposed: list[tuple[int, int]] = []
+
+    def __enter__(self) -> Walk:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for page in self._kept:
+            self._order.announce(page)
+
+    def __next__(self) -> int:
+        while (entry := self._order._pop(self._now)) is not None:
+            if entry[1] in self._seen:
+                continue
+            if self._exposed and self._exposed[0] < entry:
+                heapq.heappush(self._order._heap, entry)
+                break
+            self._seen.add(entry[1])
+            return entry[1]
+        if not self._exposed:
+            raise StopIteration
+        return heapq.heappop(self._exposed)[1]
+
+    def keep(self, page: int) -> None:
+        """Passes the page over for the rest of this walk: it stays."""
+        self._kept.append(page)
+
+    def expose(self, page: int) -> None:
+        """Takes a page for a leaf in this walk alone, as if those behind it were gone already:
+        for looking ahead."""
+        heapq.heappush(self._exposed, (self._order.key(page), page))

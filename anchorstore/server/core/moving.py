@@ -1,0 +1,122 @@
+"""What is on its way between dram and nvme: tickets, what left, what waits to be written.
+
+::
+
+    sealed --note--> [ rows, places | rows, places | ... ] --take--> a ticket
+                      bounded: what comes when it is full is passed over, and counted
+
+A block waits by row and place (segment, slot, generation: used once in a boot), so that a row that
+serves another block by now is known.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+
+from anchorstore.server.core.blocks import Blocks
+from anchorstore.server.core.sessions import NamespaceRecord
+from anchorstore.server.core.types import U32, Positions
+from anchorstore.transport.segment import Places
+
+
+@dataclasses.dataclass(eq=False)
+class DemoteTicket:
+    """Blocks between begin_demote and finish_demote.  Arrays [n]; `rows` are pinned meanwhile;
+    places are in nvme."""
+
+    ticket_id: int
+    rows: Positions
+    units: U32
+    segment_ids: U32
+    slots: U32
+
+
+@dataclasses.dataclass(eq=False)
+class PromoteTicket:
+    """Blocks between lookup and finish_promote.  Arrays [n]; places are in dram.
+
+    `rows` are pinned, and `pinned`, the blocks that the lookup found in dram, for as long.
+    """
+
+    ticket_id: int
+    record: NamespaceRecord
+    rows: Positions
+    segment_ids: U32
+    slots: U32
+    generations: U32
+    reserved_bytes: int
+    pinned: Positions
+
+
+@dataclasses.dataclass(slots=True)
+class Left:
+    """What left a tier: blocks `gone` for good, of those `kept` for now by leases; blocks `moved`
+    that another tier holds, and pages of nothing but such blocks."""
+
+    gone: int = 0
+    kept: int = 0
+    moved: int = 0
+    pages_moved: int = 0
+
+
+class WaitingBlocks:
+    """Sealed blocks that are to be written to nvme, first come, first served."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._parts: collections.deque[tuple[U32, Places]] = collections.deque()
+        self._blocks = 0
+
+    def __len__(self) -> int:
+        return self._blocks
+
+    def note(self, table: Blocks, rows: U32) -> int:
+        """Appends sealed blocks, as far as there is room; returns how many were passed over."""
+        room = self.limit - self._blocks
+        taken = rows[: max(0, room)]
+        if len(taken):
+            self._parts.append((taken, table.place.take(taken)))
+            self._blocks += len(taken)
+        return len(rows) - len(taken)
+
+    def take(self, table: Blocks, count: int) -> U32:
+        """Up to `count` of them that still lie where they were sealed, attached to a page."""
+        found = [np.zeros(0, np.uint32)]
+        missing = count
+        while missing and self._parts:
+            rows, places = self._parts.popleft()
+            if len(rows) > missing:
+                self._parts.appendleft((rows[missing:], places[missing:]))
+                rows, places = rows[:missing], places[:missing]
+            self._blocks -= len(rows)
+            stand = table.place.take(rows) == places
+            stand &= (table.page.take(rows) != 0) & (table.cold.take(rows) == 0)
+            found.append(rows[stand])
+            missing -= len(found[-1])
+        return np.concatenate(found)
+
+
+class Movement:
+    """All of it.
+
+    Attributes:
+        waiting: blocks to be written.
+        demoting: rows being written; `demotes`, `promotes` the tickets.
+        promoting: row being read -> ticket id.
+        is_paused: the shell cannot write at present.
+        is_refused: nvme had no room for what eviction would drop next.
+        quiet_until: the tick before which it is not asked again.
+    """
+
+    def __init__(self, queue_blocks: int) -> None:
+        self.waiting = WaitingBlocks(queue_blocks)
+        self.demotes: dict[int, DemoteTicket] = {}
+        self.promotes: dict[int, PromoteTicket] = {}
+        self.demoting: set[int] = set()
+        self.promoting: dict[int, int] = {}
+        self.is_paused = False
+        self.is_refused = False
+        self.quiet_until = 0

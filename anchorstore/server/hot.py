@@ -1,0 +1,162 @@
+"""Copies of hot blocks in hbm: what the mirror decides, done.
+
+::
+
+    loop      lookup's answer --> places(): find . see --work--+            +--> finish
+    threads                                                    +--> lane -->+     (tiers/lanes.py)
+
+The answer waits for no copy: who asks first reads dram, who asks after the copy reads the device.
+A copy takes no lease on its source, since what arrives is compared with the source's checksum: a
+slot that is written anew meanwhile just does not arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorWork
+from anchorstore.server.core.types import BlockColumns, Gone
+from anchorstore.tiers.base import Moved, Moves, Tier
+from anchorstore.tiers.hbm import HbmCounters, HbmTier
+from anchorstore.transport.segment import RECORD, Places, SegmentShape, slot_bytes_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HotStatus:
+    """The hbm tier, for operators.  `offline_reason` is "" where it is online; `copies_*` count
+    since the start."""
+
+    device: str
+    domain: str
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    offline_reason: str
+    copies: dict[str, int]
+    moved: HbmCounters
+
+
+class Hot:
+    """Keeps blocks that are asked for again on the device.  On the event loop alone.
+
+    Args:
+        fail: told of a broken invariant in a copy (the supervisor's).
+    """
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        dram: Tier,
+        hbm: HbmTier,
+        fail: Callable[[str, BaseException], None],
+    ) -> None:
+        self.mirror, self.hbm = mirror, hbm
+        self._dram, self._fail = dram, fail
+
+    def places(
+        self, domain: str, columns: Sequence[BlockColumns], block_bytes: Sequence[int]
+    ) -> list[Places]:
+        """Where the blocks of each need also lie in hbm, one a block; segment 0 where they do not.
+
+        `block_bytes` by layout.  Empty where the domain has no hbm: then nothing need be sent.
+        """
+        if domain != self.hbm.domain or not self.hbm.is_online:
+            return []
+        found = [self.mirror.find(column.places) for column in columns]
+        for column, size in ((c, block_bytes[c.layout]) for c in columns):
+            if self.hbm.has_room():
+                work = self.mirror.see(column.places, size)
+                if work is not None:
+                    self._begin(work)
+        return found
+
+    def forget(self, gone: Iterable[Gone]) -> None:
+        """Blocks have left dram."""
+        self.mirror.forget(gone)
+
+    def lost(self) -> None:
+        """The tier is offline."""
+        self.mirror.clear()
+
+    def descriptor(self, segment_id: int) -> int:
+        """Head of a segment that a session of the domain may map; LookupError for another id."""
+        return self.hbm.descriptor(self.hbm.index_of(segment_id))
+
+    # ---- copies ----
+
+    def _begin(self, work: MirrorWork) -> None:
+        for order in work.formats:
+            self.hbm.format(order)
+        moves, rows = self._moves(work)
+        loop = asyncio.get_running_loop()
+        self.hbm.write(moves, self._dram.memory).add_done_callback(
+            lambda done: loop.call_soon_threadsafe(self._ended, work, rows, done)
+        )
+
+    def _moves(self, work: MirrorWork) -> tuple[Moves, npt.NDArray[np.intp]]:
+        """What is to travel, and which rows of the work that is: those whose source stands."""
+        shown, memories = np.zeros(len(work), RECORD), np.zeros(len(work), np.uint32)
+        for segment_id in np.unique(work.sources["segment"]).tolist():
+            mine = work.sources["segment"] == segment_id
+            try:
+                memories[mine] = index = self._dram.index_of(segment_id)
+            except LookupError:  # formatted anew since
+                continue
+            shown[mine] = self._dram.records(index)[work.sources["slot"][mine]]
+        rows = np.flatnonzero(shown["generation"] == work.sources["generation"])
+        shown, shape = shown[rows], self._shape(work.block_bytes)
+        slots = work.sources["slot"][rows].tolist()
+        moves = Moves(
+            memories=memories[rows],
+            memory_offsets=np.array([shape.offset(slot) for slot in slots], np.uint64),
+            segments=work.segment_indices[rows],
+            slots=work.slots[rows],
+            offsets=work.offsets[rows],
+            block_bytes=np.full(len(rows), work.block_bytes, np.uint64),
+            generations=work.generations[rows],
+            checksums=work.sources["checksum"][rows],
+            path_hashes=shown["path_hash"],
+            layout_keys=shown["layout_key"],
+            lineages=shown["lineage"],
+        )
+        return moves, rows
+
+    def _shape(self, block_bytes: int) -> SegmentShape:
+        """Of the dram segments that hold such blocks."""
+        return SegmentShape(self._dram.segment_bytes, slot_bytes_of(block_bytes))
+
+    def _ended(self, work: MirrorWork, rows: npt.NDArray[np.intp], done: Future[Moved]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._fail("hbm", error)
+            return
+        moved = np.zeros(len(work), np.bool_)
+        moved[rows] = done.result()
+        self.mirror.finish(work.ticket, moved)
+
+    # ---- operators ----
+
+    def status(self) -> HotStatus:
+        """How it goes."""
+        tier = self.hbm
+        return HotStatus(
+            device=tier.device_name,
+            domain=tier.domain,
+            capacity_bytes=tier.segments * tier.segment_bytes,
+            used_bytes=self.mirror.used_bytes,
+            blocks=self.mirror.blocks,
+            offline_reason=tier.offline_reason,
+            copies=dict(self.mirror.counters),
+            moved=dataclasses.replace(tier.counters),
+        )
+
+
+def is_hbm(segment_id: int) -> bool:
+    """Whether a segment of this id is one of hbm's."""
+    return segment_id >= IDS_FROM

@@ -1,0 +1,180 @@
+"""From dram to nvme, on the event loop: batches written ahead of need, and what the journal hears.
+
+::
+
+    a seal --wake--> begin_demote --> WritePlan --> NvmeTier.write      threads, devices
+                                                         |
+       journal <-- note_blocks <-- finish_demote <-------+  Done: which blocks were written
+       journal <-- note_gone   <-- take_cold_gone           what nvme gave up
+
+Few batches are on their way at a time, each of some milliseconds of writing, so that little of the
+pool is pinned.  While no device takes a block the core is told, and lets memory go unwritten; one
+batch now and then finds out whether that has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from anchorstore.clock import Clock
+from anchorstore.server.core.store import Store
+from anchorstore.server.core.work import DemoteWork
+from anchorstore.server.supervisor import Supervisor
+from anchorstore.tiers.base import Tier
+from anchorstore.tiers.nvme.health import State
+from anchorstore.tiers.nvme.notes import NamespaceNote
+from anchorstore.tiers.nvme.plans import Done, WritePlan
+from anchorstore.tiers.nvme.tier import NvmeTier
+from anchorstore.units import MIB
+
+BATCH_BYTES_MAX = 32 * MIB
+BATCH_POOL_PART = 32  # of the pool that one batch pins, at most one in so many
+BATCH_BLOCKS_MAX = 256
+BATCHES_A_DEVICE = 2
+PAUSE_SECONDS = 0.25  # between two looks where nobody wakes us
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
+FLUSH_POLL_SECONDS = 0.01
+
+
+class Movement:
+    """Carries out demotions.  Not for use from other threads than the event loop's.
+
+    Attributes:
+        in_flight: batches that are being written.
+    """
+
+    def __init__(
+        self, nvme: NvmeTier, core: Store, tier: Tier, clock: Clock, supervisor: Supervisor
+    ) -> None:
+        self._core, self._tier, self.nvme, self._clock = core, tier, nvme, clock
+        self._supervisor = supervisor
+        pool_bytes = tier.segments * tier.segment_bytes
+        self._batch_bytes = min(BATCH_BYTES_MAX, pool_bytes // BATCH_POOL_PART)
+        self._batches_max = BATCHES_A_DEVICE * len(nvme.devices)
+        self._block_bytes = float(self._batch_bytes)  # about what a block has, learned as they go
+        self._woken = asyncio.Event()
+        self._retry_at, self._retry_seconds = 0.0, RETRY_SECONDS
+        self._is_ending = False
+        self.in_flight = 0
+
+    # ---- the loop ----
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Runs for ever."""
+        while True:
+            self.note_gone()
+            if self._may_begin() and self._begin():
+                await asyncio.sleep(0)  # calls first
+                continue
+            self._woken.clear()
+            try:
+                async with asyncio.timeout(PAUSE_SECONDS):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+
+    def _may_begin(self) -> bool:
+        if self.in_flight >= self._batches_max or self._clock.now() < self._retry_at:
+            return False
+        return not self._is_ending or bool(self._core.blocks_to_demote)
+
+    def _begin(self) -> bool:
+        """Begins a batch; whether there was one."""
+        self._core.pause_demotion(paused=False)
+        blocks = int(self._batch_bytes // self._block_bytes)
+        limit = max(1, min(BATCH_BLOCKS_MAX, blocks))
+        work = self._core.begin_demote(limit, self._clock.now())
+        self.note_gone()  # what made way, before what takes its place is noted
+        if work is None:
+            return False
+        self._block_bytes = float(work.block_bytes.mean())
+        plan = self._plan(work)
+        self.in_flight += 1
+        writing = asyncio.wrap_future(self.nvme.write(plan, self._tier.memory))
+        writing.add_done_callback(lambda done: self._written(work.ticket, plan, done))
+        return True
+
+    def _plan(self, work: DemoteWork) -> WritePlan:
+        """The work with the tier's numbers of namespaces and kinds."""
+        spaces = {
+            key: self.nvme.namespace_number(NamespaceNote(space, max_lineage))
+            for key, (space, max_lineage) in work.namespaces.items()
+        }
+        kinds = {key: self.nvme.kind_number(layout) for key, layout in work.kinds.items()}
+        return WritePlan(
+            segment_index=work.segment_index,
+            offset=work.offset,
+            block_bytes=work.block_bytes,
+            unit=work.unit,
+            generation=work.generation,
+            page=work.page,
+            parent_hash=work.parent_hash,
+            path_hash=work.path_hash,
+            namespace=np.array([spaces[key] for key in work.namespace_id.tolist()], np.uint32),
+            kind=np.array([kinds[key] for key in work.kind_id.tolist()], np.uint16),
+            layout_key=work.layout_key,
+            lineage=work.lineage,
+            checksum=work.checksum,
+        )
+
+    def _written(self, ticket: int, plan: WritePlan, writing: asyncio.Future[Done]) -> None:
+        """An error here is a bug: the supervisor is told."""
+        self.in_flight -= 1
+        try:
+            ok = writing.result().ok
+            stands = self._core.finish_demote(ticket, ok, self._clock.now())
+            self.note_gone()
+            if stands.any():
+                self.nvme.note_blocks(plan.entries(stands))
+            self._learn(wrote=bool(ok.any()))
+        except Exception as error:  # noqa: BLE001 - handed to the supervisor, whatever it is
+            self._supervisor.fail("movement", error)
+        self.wake()
+
+    def _learn(self, wrote: bool) -> None:
+        """Nothing could be written: the core need not wait for it, until the next try."""
+        if wrote:
+            self._retry_at, self._retry_seconds = 0.0, RETRY_SECONDS
+            return
+        self._retry_at = self._clock.now() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+        self._core.pause_demotion(paused=True)
+
+    # ---- the journal ----
+
+    def note_gone(self) -> None:
+        """Tells the journal which units hold nothing any more."""
+        units = self._core.take_cold_gone()
+        if len(units):
+            self.nvme.note_gone(units)
+
+    async def flushed(self, limit_seconds: float) -> bool:
+        """Waits until the journals hold all that was noted; whether they do."""
+        self.note_gone()
+        flushing = asyncio.wrap_future(self.nvme.flush())
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await asyncio.shield(flushing)
+        except TimeoutError:
+            return False
+        return all(device.health.state == State.HEALTHY for device in self.nvme.devices)
+
+    # ---- the end ----
+
+    async def drain(self, until: float) -> None:
+        """Writes what waits since its seal, and the journal, as far as time allows."""
+        self._is_ending = True
+        self.wake()
+        while self._is_busy() and self._clock.now() < until:  # noqa: ASYNC110 - no event for all
+            await asyncio.sleep(FLUSH_POLL_SECONDS)
+        await self.flushed(max(0.0, until - self._clock.now()))
+
+    def _is_busy(self) -> bool:
+        can_write = any(device.health.state == State.HEALTHY for device in self.nvme.devices)
+        return bool(self.in_flight or (can_write and self._core.blocks_to_demote))

@@ -1,0 +1,124 @@
+"""The nvme tier at the daemon's start: devices opened, journals read, the index restored.
+
+::
+
+    tiers.nvme.devices --open, lock, replay--> NvmeTier --entries--> Store.restore
+                         a thread of its own       |                     |
+                                                   +<-- units of what could not be restored
+
+Nothing is read but journals: a block is proven when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from anchorstore.clock import Clock
+from anchorstore.config import Config, NvmeConfig
+from anchorstore.layout import Component
+from anchorstore.server.core.store import Store
+from anchorstore.server.core.types import NvmeShape
+from anchorstore.tiers.nvme.device import Options
+from anchorstore.tiers.nvme.scheduler import Limits
+from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, open_direct
+from anchorstore.tiers.nvme.tier import DevicePlace, NvmeTier
+from anchorstore.units import format_bytes
+
+Tell = Callable[[str], None]
+
+
+def device_options(nvme: NvmeConfig) -> Options:
+    """How each device is used."""
+    return Options(
+        engine="threads" if nvme.engine == "threads" else "io_uring",
+        limits=Limits(
+            depth=nvme.depth,
+            queue_blocks=nvme.queue_blocks,
+            deadline_seconds=nvme.deadline_seconds,
+            read_bytes_per_second=nvme.read_bandwidth_bytes,
+            write_bytes_per_second=nvme.write_bandwidth_bytes,
+        ),
+    )
+
+
+def open_tier(
+    nvme: NvmeConfig, warn: Log, tell: Tell, open_file: OpenFile = open_direct
+) -> NvmeTier:
+    """Opens every device and reads its journal; blocks.  ConfigError names what is wrong with one.
+
+    `tell` hears which device is being opened.
+    """
+    count = len(nvme.devices)
+    opened = 0
+
+    def open_next(path: pathlib.Path, log: Log) -> FileSeam:
+        nonlocal opened
+        opened += 1
+        tell(f"nvme {opened} of {count}: {path}")
+        return open_file(path, log)
+
+    places = [DevicePlace(pathlib.Path(it.path), it.capacity_bytes) for it in nvme.devices]
+    return NvmeTier.open(
+        places,
+        nvme.tier_segment_bytes,
+        log=warn,
+        options=device_options(nvme),
+        open_file=open_next,
+    )
+
+
+def nvme_shape(config: Config, tier: NvmeTier) -> NvmeShape:
+    """The core's part of an opened tier."""
+    nvme, spaces = config.tiers.nvme, config.namespaces
+    return NvmeShape(
+        segments=tier.segments,
+        segment_bytes=tier.segment_bytes,
+        component_share={
+            Component.ANCHOR: nvme.anchor_share,
+            Component.KV: nvme.kv_share,
+            Component.STATE: nvme.state_share,
+        },
+        high_watermark=nvme.high_watermark,
+        low_watermark=nvme.low_watermark,
+        ahead=nvme.write == "behind",
+        queue_blocks=nvme.waiting_blocks,
+        default_quota_bytes=spaces.nvme_quota_bytes,
+        quotas=spaces.nvme_quotas(),
+    )
+
+
+def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger) -> None:
+    """Hands what the journals name to an empty core; before its first session."""
+    started = clock.now()
+    found = tier.recover()
+    spaces = [(note.namespace, note.max_lineage) for note in found.namespaces]
+    restored = core.restore(spaces, found.kinds, found.entries)
+    if len(restored.lost_units):
+        tier.note_gone(restored.lost_units)
+    dropped = {reason: count for reason, count in found.dropped.items() if count}
+    for reason, count in restored.dropped.items():
+        dropped[reason] = dropped.get(reason, 0) + count
+    log.info(
+        "nvme restored",
+        pages=restored.pages,
+        blocks=restored.blocks,
+        dropped=dropped,
+        seconds=round(clock.now() - started, 3),
+    )
+
+
+def tell_devices(tier: NvmeTier, log: FilteringBoundLogger) -> None:
+    """Logs what was opened, a line a device."""
+    for device in tier.devices:
+        log.info(
+            "nvme device",
+            path=device.name,
+            capacity=format_bytes(device.segments * device.segment_bytes),
+            segments=device.segments,
+            segment=format_bytes(device.segment_bytes),
+            engine=device.engine,
+            state=device.health.state.name.lower(),
+        )

@@ -1,0 +1,119 @@
+"""From nvme to dram, on the event loop: one read of each block, however many wait for it.
+
+::
+
+    begin    formats | slots' generations odd | NvmeTier.read        threads, devices
+                                                     |
+    ended    finish_promote | records, even <--------+  Done: which blocks are proven
+             hints | whoever waits for the ticket
+
+A slot shows an odd generation until its bytes are proven, which no reader accepts; and nothing
+about it is said to anybody before finish_promote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from anchorstore.clock import Clock
+from anchorstore.server.core.store import Store
+from anchorstore.server.core.work import PromoteWork, Promotion
+from anchorstore.server.hints import HintTables
+from anchorstore.server.supervisor import Supervisor
+from anchorstore.tiers.base import Tier
+from anchorstore.tiers.nvme.plans import Done, ReadPlan
+from anchorstore.tiers.nvme.tier import NvmeTier
+
+Ended = Callable[[int, bool], None]
+"""Told which ticket has ended, and whether anything has changed by it."""
+
+
+class Promotions:
+    """Carries out promotions.  Not for use from other threads than the event loop's.
+
+    Args:
+        forget_gone: takes out the hints of what the core has let go.
+    """
+
+    def __init__(
+        self,
+        nvme: NvmeTier,
+        core: Store,
+        tier: Tier,
+        clock: Clock,
+        supervisor: Supervisor,
+        hints: HintTables,
+        forget_gone: Callable[[], None],
+    ) -> None:
+        self._core, self._tier, self._nvme, self._clock = core, tier, nvme, clock
+        self._supervisor, self._hints, self._forget_gone = supervisor, hints, forget_gone
+        self._listeners: dict[int, list[Ended]] = {}
+
+    def begin(self, promotion: Promotion) -> None:
+        """Begins to read what nobody reads yet."""
+        work = promotion.work
+        if work is None:
+            return
+        self._forget_gone()
+        for action in work.formats:
+            self._tier.format(action)
+        for segment, rows in _by_segment(work.segment_index):
+            self._tier.records(segment)["generation"][work.slot[rows]] = work.generation[rows]
+        self._listeners[work.ticket] = []
+        plan = ReadPlan(
+            segment_index=work.segment_index,
+            offset=work.offset,
+            block_bytes=work.block_bytes,
+            unit=work.unit,
+            generation=work.cold_generation,
+            path_hash=work.path_hash,
+            layout_key=work.layout_key,
+            lineage=work.lineage,
+            checksum=work.checksum,
+        )
+        reading = asyncio.wrap_future(self._nvme.read(plan, self._tier.memory))
+        reading.add_done_callback(lambda done: self._read(work, done))
+
+    def listen(self, tickets: Iterable[int], ended: Ended) -> None:
+        """Has `ended` called at the end of each of these open tickets."""
+        for ticket in tickets:
+            self._listeners[ticket].append(ended)
+
+    def _read(self, work: PromoteWork, reading: asyncio.Future[Done]) -> None:
+        """An error here is a bug, whoever still waits: the supervisor is told."""
+        listeners = self._listeners.pop(work.ticket)
+        try:
+            done = reading.result()
+            ok, lost = done.ok, done.lost
+            there = self._core.finish_promote(work.ticket, ok, lost, self._clock.now())
+            self._show(work, there)
+            self._forget_gone()
+            self._hints.insert(work.domain, work, np.flatnonzero(there))
+            for ended in listeners:
+                ended(work.ticket, bool(there.any() or lost.any()))
+        except Exception as error:  # noqa: BLE001 - handed to the supervisor, whatever it is
+            self._supervisor.fail("promotion", error)
+
+    def _show(self, work: PromoteWork, there: npt.NDArray[np.bool_]) -> None:
+        """Records of the slots that can be read now, their generations last."""
+        chosen = np.flatnonzero(there)
+        for segment, rows in _by_segment(work.segment_index[chosen]):
+            rows = chosen[rows]
+            records, slots = self._tier.records(segment), work.slot[rows]
+            records["lineage"][slots] = work.lineage[rows]
+            records["layout_key"][slots] = work.layout_key[rows]
+            records["checksum"][slots] = work.checksum[rows]
+            records["path_hash"][slots] = work.path_hash[rows]
+            records["generation"][slots] = work.generation[rows] + np.uint32(1)
+
+
+def _by_segment(
+    segments: npt.NDArray[np.uint32],
+) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """(segment, positions of its elements), for each."""
+    for segment in np.unique(segments).tolist():
+        yield segment, np.flatnonzero(segments == segment)

@@ -1,0 +1,109 @@
+"""How runs reach the kernel: threads that each wait for one call.
+
+An engine takes runs from the scheduler until that is closed; what the kernel answered goes to
+`conclude`, which is the same for every engine.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from anchorstore.tiers.nvme.health import Health
+from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, Run
+from anchorstore.tiers.nvme.plans import Status
+from anchorstore.tiers.nvme.scheduler import Scheduler
+from anchorstore.tiers.nvme.seam import FileSeam, aligned
+
+
+class Engine(Protocol):
+    """Works a scheduler off."""
+
+    name: str
+
+    def close(self, timeout_seconds: float) -> bool:
+        """After the scheduler's close: waits for what is out; False where it is still out."""
+
+
+EngineFactory = Callable[[FileSeam, Scheduler, Health, int], Engine]
+"""File, scheduler, health and depth; OSError where the kernel does not allow it."""
+
+
+def conclude(
+    scheduler: Scheduler, health: Health, run: Run, scratch: memoryview, code: int
+) -> None:
+    """Ends a run with the kernel's answer: 0, or an error number."""
+    job = run.job
+    if not code:
+        job.complete(run, scratch)
+        health.worked(job.is_write)
+    elif run.stop - run.start > 1:
+        scheduler.again(run)
+        return
+    else:
+        health.failed(job.is_write, code)
+        job.status[run.start] = Status.FAILED
+    scheduler.ended(run)
+
+
+def advanced(buffers: Sequence[Any], count: int) -> list[Any]:
+    """What is left of the buffers after `count` bytes."""
+    left = []
+    for buffer in buffers:
+        size = len(buffer)
+        if count >= size:
+            count -= size
+            continue
+        left.append(buffer[count:] if count else buffer)
+        count = 0
+    return left
+
+
+def move(file: FileSeam, run: Run, scratch: memoryview) -> int:
+    """Moves all bytes of a run; 0, or the error number that ended it."""
+    job = run.job
+    buffers, offset = job.prepare(run, scratch), job.place_of(run)
+    call = file.pwritev if job.is_write else file.preadv
+    try:
+        while buffers:
+            count = call(buffers, offset)
+            if not count:  # the file ends here
+                return errno.ENOSPC if job.is_write else errno.EIO
+            offset += count
+            buffers = advanced(buffers, count)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+class ThreadEngine:
+    """`depth` threads, each in one preadv or pwritev at a time."""
+
+    name = "threads"
+
+    def __init__(self, file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> None:
+        self._file, self._scheduler, self._health = file, scheduler, health
+        self._threads = [
+            threading.Thread(target=self._work, name=f"nvme-{index}", daemon=True)
+            for index in range(depth)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        scratch = aligned(SCRATCH_BYTES)
+        while (run := self._scheduler.take(wait=True)) is not None:
+            try:
+                code = move(self._file, run, scratch)
+                conclude(self._scheduler, self._health, run, scratch, code)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+                run.job.error = error
+                self._scheduler.ended(run)
+
+    def close(self, timeout_seconds: float) -> bool:
+        """See Engine."""
+        for thread in self._threads:
+            thread.join(timeout_seconds)
+        return not any(thread.is_alive() for thread in self._threads)

@@ -1,0 +1,330 @@
+"""The bytes of an nvme device: superblock, journal frames, entries, footers.  Pure.
+
+::
+
+    0       4096    8192          (1 MiB steps)                data_offset
+    +-------+-------+-----------+-----------+------------------+-----------+-----+
+    | super | super | journal 0 | journal 1 | segment 0        | segment 1 | ... |
+    | copy 0| copy 1|           |           | slot | slot | .. |           |     |
+    +-------+-------+-----------+-----------+------------------+-----------+-----+
+
+    frame   header 64 B | payload | zeros up to a multiple of 4096
+    slot    block | zeros | footer 128 B          a multiple of 4096
+
+A *unit* is a step of 4096 bytes from data_offset.  Every reader here takes bytes that anybody may
+have written: it answers None, or a verdict, and never reads beyond what it was given.
+Golden bytes: docs/formats.md, section 7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from anchorstore.errors import ConfigError
+from anchorstore.units import GIB, MIB, format_bytes
+
+UNIT_BYTES = 4096
+MAGIC = b"ANCHNVM1"
+VERSION = 1
+SUPERBLOCK_BYTES = UNIT_BYTES
+SUPERBLOCK_COPIES = 2
+REGIONS_OFFSET = MIB
+JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX = MIB, 4 * GIB
+JOURNAL_SHARE = 32  # of the capacity: room for an entry a slot even where slots are 4 KiB
+
+_SUPERBLOCK = struct.Struct("<8sIIQ16sQQIIQQQQQ")
+_CHECKSUM = struct.Struct("<Q")
+
+FRAME_MAGIC = b"ANJF"
+FRAME_HEADER = struct.Struct("<4sHHQQIIQQ8x")  # then the xxh3 of these 56 bytes
+FRAME_HEADER_BYTES = 64
+FRAME_ENTRIES_MAX = 65_536
+FRAME_PAYLOAD_MAX = 8 * MIB
+
+FOOTER_MAGIC = b"ANCHFTR1"
+FOOTER = struct.Struct("<8sIIIB3xQQ32s32sQIHH")  # then the xxh3 of these 120 bytes
+FOOTER_BYTES = 128
+
+ENTRY = np.dtype(
+    [
+        ("path_hash", "<u8", 4),
+        ("parent_hash", "<u8", 4),
+        ("checksum", "<u8"),
+        ("unit", "<u4"),
+        ("generation", "<u4"),
+        ("page", "<u4"),
+        ("namespace", "<u4"),
+        ("kind", "<u2"),
+        ("lineage", "u1"),
+        ("zero", "u1", 5),
+    ]
+)
+"""A block of the journal: where it lies and what proves it.  Namespace and kind are numbers that
+this journal gave them."""
+
+Entries = npt.NDArray[Any]  # of ENTRY
+Buffer = bytes | bytearray | memoryview
+
+assert _SUPERBLOCK.size < SUPERBLOCK_BYTES and ENTRY.itemsize == 96
+assert FRAME_HEADER.size + 8 == FRAME_HEADER_BYTES and FOOTER.size + 8 == FOOTER_BYTES
+
+
+def align(size: int) -> int:
+    """`size` rounded up to whole units, in bytes."""
+    return -(-size // UNIT_BYTES) * UNIT_BYTES
+
+
+def align_many(sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`align`, element by element."""
+    unit = np.uint64(UNIT_BYTES)
+    return (sizes + unit - np.uint64(1)) // unit * unit
+
+
+def slot_bytes_of(block_bytes: int) -> int:
+    """Bytes of the slot that holds a block and its footer."""
+    return align(block_bytes + FOOTER_BYTES)
+
+
+def xxh3(data: Buffer | npt.NDArray[np.uint8]) -> int:
+    """The checksum that every part of the format uses."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+class FrameType(enum.IntEnum):
+    """What a frame's payload holds."""
+
+    BLOCKS = 1  # ENTRY[count]: blocks that lie in their slots
+    GONE = 2  # u32[count]: units whose blocks are no more
+    NAMESPACE = 3  # one namespace and its number
+    KIND = 4  # one layout and its number
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Superblock:
+    """What a device says about itself.
+
+    Attributes:
+        sequence: grows at every write; copy `sequence` % 2 holds it.
+        device_id: 16 random bytes, made with the file.
+        capacity_bytes: of the file.
+        segment_bytes, segments: the data area's.
+        active: which journal region holds the journal.
+        journal_offset, journal_bytes: of region 0, and of each.
+        data_offset: where segment 0 starts.
+        journal_id: random; only frames that show it belong to the journal.
+        starts: how often the device was opened for writing.
+    """
+
+    sequence: int
+    device_id: bytes
+    capacity_bytes: int
+    segment_bytes: int
+    segments: int
+    active: int
+    journal_offset: int
+    journal_bytes: int
+    data_offset: int
+    journal_id: int
+    starts: int
+
+    @property
+    def units(self) -> int:
+        """Units of the data area."""
+        return self.segments * (self.segment_bytes // UNIT_BYTES)
+
+    def region_offset(self, region: int) -> int:
+        """Where a journal region starts."""
+        return self.journal_offset + region * self.journal_bytes
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the parts lie within the file and apart from each other."""
+        parts = (self.segment_bytes, self.journal_offset, self.journal_bytes, self.data_offset)
+        end = self.data_offset + self.segments * self.segment_bytes
+        return (
+            all(part % UNIT_BYTES == 0 for part in parts)
+            and self.active in (0, 1)
+            and self.segments > 0
+            and self.segment_bytes >= UNIT_BYTES
+            and self.journal_bytes >= UNIT_BYTES
+            and self.journal_offset >= SUPERBLOCK_COPIES * SUPERBLOCK_BYTES
+            and self.data_offset >= self.region_offset(2)
+            and end <= self.capacity_bytes
+            and self.units < 2**32
+        )
+
+    def encoded(self) -> bytes:
+        """4096 bytes."""
+        body = _SUPERBLOCK.pack(
+            MAGIC,
+            VERSION,
+            0,
+            self.sequence,
+            self.device_id,
+            self.capacity_bytes,
+            self.segment_bytes,
+            self.segments,
+            self.active,
+            self.journal_offset,
+            self.journal_bytes,
+            self.data_offset,
+            self.journal_id,
+            self.starts,
+        ).ljust(SUPERBLOCK_BYTES - _CHECKSUM.size, b"\0")
+        return body + _CHECKSUM.pack(xxh3(body))
+
+
+def superblock_of(page: Buffer) -> Superblock | None:
+    """The superblock in 4096 bytes; None where there is no sound one.
+
+    ConfigError for one that a newer version has written: it is not ours to overwrite.
+    """
+    if len(page) != SUPERBLOCK_BYTES or bytes(page[: len(MAGIC)]) != MAGIC:
+        return None
+    body = bytes(page[: -_CHECKSUM.size])
+    if _CHECKSUM.unpack(page[-_CHECKSUM.size :])[0] != xxh3(body):
+        return None
+    _, version, _, *fields = _SUPERBLOCK.unpack_from(body)
+    if version != VERSION:
+        raise ConfigError(f"nvme: the device has format version {version}, this is {VERSION}")
+    found = Superblock(*fields)
+    return found if found.is_sound else None
+
+
+def geometry(
+    capacity_bytes: int, segment_bytes: int, journal_bytes: int, device_id: bytes
+) -> Superblock:
+    """A new device's superblock; ConfigError where no segment fits."""
+    if not journal_bytes:
+        journal_bytes = min(
+            max(capacity_bytes // JOURNAL_SHARE, JOURNAL_BYTES_MIN), JOURNAL_BYTES_MAX
+        )
+    journal_bytes = align(journal_bytes)
+    capacity_bytes -= capacity_bytes % UNIT_BYTES
+    data_offset = -(-(REGIONS_OFFSET + 2 * journal_bytes) // MIB) * MIB
+    segments = (capacity_bytes - data_offset) // segment_bytes
+    found = Superblock(
+        sequence=0,
+        device_id=device_id,
+        capacity_bytes=capacity_bytes,
+        segment_bytes=segment_bytes,
+        segments=max(0, segments),
+        active=0,
+        journal_offset=REGIONS_OFFSET,
+        journal_bytes=journal_bytes,
+        data_offset=data_offset,
+        journal_id=0,
+        starts=0,
+    )
+    if not found.is_sound:
+        raise ConfigError(
+            f"nvme: {format_bytes(capacity_bytes)} hold no segment of "
+            f"{format_bytes(segment_bytes)} beside {format_bytes(data_offset)} of journal, or more "
+            "than 16TiB of them"
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The first 64 bytes of a frame."""
+
+    type: int
+    journal_id: int
+    sequence: int
+    count: int
+    payload_bytes: int
+    payload_xxh3: int
+
+    @property
+    def frame_bytes(self) -> int:
+        """The whole frame, padding included."""
+        return align(FRAME_HEADER_BYTES + self.payload_bytes)
+
+
+def frame_bytes_of(payload_bytes: int) -> int:
+    """What a payload takes in the journal."""
+    return align(FRAME_HEADER_BYTES + payload_bytes)
+
+
+def frame(kind: FrameType, journal_id: int, sequence: int, count: int, payload: Buffer) -> bytes:
+    """A whole frame, padded."""
+    assert len(payload) <= FRAME_PAYLOAD_MAX, len(payload)
+    size = len(payload)
+    body = FRAME_HEADER.pack(
+        FRAME_MAGIC, kind, 0, journal_id, sequence, count, 0, size, xxh3(payload)
+    )
+    whole = b"".join((body, _CHECKSUM.pack(xxh3(body)), payload))
+    return whole.ljust(frame_bytes_of(size), b"\0")
+
+
+def frame_header_of(head: Buffer) -> FrameHeader | None:
+    """The header in at least 64 bytes; None where there is none, or a damaged one."""
+    if len(head) < FRAME_HEADER_BYTES or bytes(head[:4]) != FRAME_MAGIC:
+        return None
+    body = bytes(head[: FRAME_HEADER.size])
+    if _CHECKSUM.unpack_from(head, FRAME_HEADER.size)[0] != xxh3(body):
+        return None
+    _, kind, _, journal_id, sequence, count, _, size, payload_xxh3 = FRAME_HEADER.unpack(body)
+    if size > FRAME_PAYLOAD_MAX:
+        return None
+    return FrameHeader(kind, journal_id, sequence, count, size, payload_xxh3)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Footer:
+    """What proves a slot without the journal.  Hashes are 32 bytes."""
+
+    generation: int
+    page: int
+    block_bytes: int
+    lineage: int
+    checksum: int
+    layout_key: int
+    path_hash: bytes
+    parent_hash: bytes
+    namespace: int
+    kind: int
+
+    def encoded(self, device_key: int) -> bytes:
+        """128 bytes; `device_key` is the start of the device's id."""
+        body = FOOTER.pack(
+            FOOTER_MAGIC,
+            self.generation,
+            self.page,
+            self.block_bytes,
+            self.lineage,
+            self.checksum,
+            self.layout_key,
+            self.path_hash,
+            self.parent_hash,
+            device_key,
+            self.namespace,
+            self.kind,
+            0,
+        )
+        return body + _CHECKSUM.pack(xxh3(body))
+
+
+def device_key_of(device_id: bytes) -> int:
+    """What the footers of a device show of its id."""
+    return int.from_bytes(device_id[:8], "little")
+
+
+def footer_of(data: Buffer, device_key: int) -> Footer | None:
+    """The footer in 128 bytes; None where there is none, a damaged one, or another device's."""
+    if len(data) != FOOTER_BYTES or bytes(data[: len(FOOTER_MAGIC)]) != FOOTER_MAGIC:
+        return None
+    body = bytes(data[: FOOTER.size])
+    if _CHECKSUM.unpack_from(data, FOOTER.size)[0] != xxh3(body):
+        return None
+    values = FOOTER.unpack(body)
+    *fields, found_key, namespace, kind, _ = values[1:]
+    return Footer(*fields, namespace, kind) if found_key == device_key else None  # type: ignore[call-arg]

@@ -1,0 +1,117 @@
+"""io_uring by its three system calls: a submission queue and a completion queue in shared memory.
+
+::
+
+    ours      push(...) push(...)        enter(wait)             completions()
+    kernel    | sqe | sqe |    ------->  takes them    ------>   | cqe: tag, result |
+
+No dependency; x86-64 alone, whose order of stores is what the plain Python stores below rely on.
+Container profiles often forbid `io_uring_setup`: `open_ring` says so with an OSError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Iterator
+
+_SETUP, _ENTER = 425, 426
+_GETEVENTS = 1
+_OFF_SQ, _OFF_CQ, _OFF_SQES = 0, 0x8000000, 0x10000000
+_FEATURES_WANTED = 1  # IORING_FEAT_SINGLE_MMAP, Linux 5.4
+_PARAMS_BYTES = 120
+_SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, flags
+_CQE = struct.Struct("<Qii")
+READV, WRITEV, READ = 1, 2, 22
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+class Ring:
+    """One ring; one thread uses it."""
+
+    def __init__(self, entries: int) -> None:
+        if platform.machine() != "x86_64":
+            raise OSError(errno.ENOSYS, f"io_uring is not used on {platform.machine()}")
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.syscall.restype = ctypes.c_long
+        params = ctypes.create_string_buffer(_PARAMS_BYTES)
+        self._descriptor = _check(self._libc.syscall(_SETUP, ctypes.c_uint(entries), params))
+        sq_entries, cq_entries, _, _, _, features = struct.unpack_from("<6I", params)
+        if not features & _FEATURES_WANTED:
+            os.close(self._descriptor)
+            raise OSError(errno.ENOSYS, "io_uring of this kernel is too old")
+        sq = struct.unpack_from("<6I", params, 40)  # head, tail, mask, entries, flags, dropped
+        sq_array = struct.unpack_from("<I", params, 64)[0]
+        cq = struct.unpack_from("<6I", params, 80)  # head, tail, mask, entries, overflow, cqes
+        size = max(sq_array + 4 * sq_entries, cq[5] + _CQE.size * cq_entries)
+        self._rings = mmap.mmap(self._descriptor, size, offset=_OFF_SQ)
+        self._sqes = mmap.mmap(self._descriptor, sq_entries * _SQE.size, offset=_OFF_SQES)
+        word = ctypes.c_uint32
+        self._sq_tail = word.from_buffer(self._rings, sq[1])
+        self._cq_head = word.from_buffer(self._rings, cq[0])
+        self._cq_tail = word.from_buffer(self._rings, cq[1])
+        self._sq_mask, self._cq_mask, self._cqes = sq_entries - 1, cq_entries - 1, cq[5]
+        for at in range(sq_entries):  # entry i of the queue is always entry i of the array
+            struct.pack_into("<I", self._rings, sq_array + 4 * at, at)
+        self.entries = sq_entries
+        self._unsubmitted = 0
+
+    def push(
+        self, operation: int, descriptor: int, address: int, length: int, offset: int, tag: int
+    ) -> None:
+        """One operation; what `address` points at must live until its completion."""
+        assert self._unsubmitted < self.entries, "the submission queue is full"
+        tail = self._sq_tail.value
+        place = (tail & self._sq_mask) * _SQE.size
+        body = (operation, 0, 0, descriptor, offset, address, length, 0, tag)
+        _SQE.pack_into(self._sqes, place, *body)
+        self._sq_tail.value = (tail + 1) & 0xFFFFFFFF
+        self._unsubmitted += 1
+
+    def enter(self, wait: int) -> None:
+        """Hands over what was pushed; returns once `wait` completions are there."""
+        while True:
+            try:
+                taken = _check(
+                    self._libc.syscall(
+                        _ENTER,
+                        ctypes.c_uint(self._descriptor),
+                        ctypes.c_uint(self._unsubmitted),
+                        ctypes.c_uint(wait),
+                        ctypes.c_uint(_GETEVENTS),
+                        None,
+                        ctypes.c_size_t(0),
+                    )
+                )
+            except InterruptedError:
+                continue
+            self._unsubmitted -= taken
+            if not self._unsubmitted:
+                return
+
+    def completions(self) -> Iterator[tuple[int, int]]:
+        """(tag, result) of what has ended; a negative result is an error number."""
+        head = self._cq_head.value
+        while head != self._cq_tail.value:
+            place = self._cqes + (head & self._cq_mask) * _CQE.size
+            tag, result, _ = _CQE.unpack_from(self._rings, place)
+            head = (head + 1) & 0xFFFFFFFF
+            self._cq_head.value = head
+            yield tag, result
+
+    def close(self) -> None:
+        """Ends the ring; nothing may be out."""
+        del self._sq_tail, self._cq_head, self._cq_tail
+        self._rings.close()
+        self._sqes.close()
+        os.close(self._descriptor)

@@ -1,0 +1,117 @@
+"""A slab: device memory of one process that others open and read in place.
+
+::
+
+    its owner                                     another process of the host
+    allocate -> export_handle --SlabExport-->     OpenSlab: open_handle, once
+    +---------------------------------------+     +------------------------------+
+    |  offset                offset + size  |     |  place(start, size): address |
+    |  | segment 0 | segment 1 | ...     |  |     |  view(start, size): as torch |
+    +---------------------------------------+     |    and cupy take it          |
+      one allocation of the device                +------------------------------+
+
+A handle opens the whole allocation, for writing too, and a process must close it before the owner
+frees the memory.  So a slab is exported to one domain only and lives as long as its owner does.
+The device is named by its place on the bus: numbers differ between processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from anchorstore.errors import InvalidRequest
+from anchorstore.transport.cuda import HANDLE_BYTES, CudaDevice, CudaError
+
+BUS_ID_CHARACTERS_MAX = 32
+ALIGN_BYTES = 4096  # of a slab within its allocation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlabExport:
+    """What another process needs to open a slab.  InvalidRequest where it cannot be one.
+
+    Attributes:
+        bus_id: of the device, e.g. "0000:3B:00.0".
+        handle: HANDLE_BYTES, of the allocation.
+        offset: where in the allocation the slab starts.
+        size_bytes: of the slab.
+    """
+
+    bus_id: str
+    handle: bytes
+    offset: int
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if len(self.handle) != HANDLE_BYTES:
+            raise InvalidRequest(f"slab: a handle of {len(self.handle)} bytes, not {HANDLE_BYTES}")
+        if not 0 < len(self.bus_id) <= BUS_ID_CHARACTERS_MAX:
+            raise InvalidRequest(f"slab: bus id {self.bus_id[:64]!r} names no device")
+        if self.size_bytes <= 0 or self.offset < 0 or self.offset % ALIGN_BYTES:
+            raise InvalidRequest(
+                f"slab: {self.size_bytes} bytes at {self.offset}: the one must be above 0, the "
+                f"other a multiple of {ALIGN_BYTES}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """Bytes on a device, as `torch.as_tensor(it, device="cuda:0")` and cupy take them: no copy.
+
+    Good for as long as the slab is open; nobody keeps it so.
+    """
+
+    address: int
+    size_bytes: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "shape": (self.size_bytes,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "strides": None,
+        }
+
+
+class OpenSlab:
+    """Another process's slab, mapped into this one.  Open it once a process.
+
+    InvalidRequest where it lies on another device or is larger than its allocation, which only
+    the driver knows for sure; CudaError where it cannot be opened.
+    """
+
+    def __init__(self, device: CudaDevice, export: SlabExport) -> None:
+        if device.bus_id != export.bus_id:
+            raise InvalidRequest(f"slab: lies on device {export.bus_id}, not on {device.bus_id}")
+        self.device, self.size_bytes = device, export.size_bytes
+        self._base = device.open_handle(export.handle)
+        try:
+            _, extent = device.extent(self._base)
+            if export.offset + export.size_bytes > extent:
+                raise InvalidRequest(
+                    f"slab: {export.size_bytes} bytes at {export.offset} exceed the allocation of "
+                    f"{extent}"
+                )
+        except (CudaError, InvalidRequest):
+            device.close_handle(self._base)
+            raise
+        self.address = self._base + export.offset
+
+    def place(self, start: int, size_bytes: int) -> int:
+        """Address of a piece of the slab; InvalidRequest beyond its end."""
+        if not 0 <= start <= start + size_bytes <= self.size_bytes:
+            raise InvalidRequest(
+                f"slab: {size_bytes} bytes at {start} exceed its {self.size_bytes} bytes"
+            )
+        return self.address + start
+
+    def view(self, start: int, size_bytes: int) -> DeviceBytes:
+        """A piece of the slab, for the libraries of this process."""
+        return DeviceBytes(self.place(start, size_bytes), size_bytes)
+
+    def close(self) -> None:
+        """Unmaps it.  No copy out of it may be under way."""
+        self.device.close_handle(self._base)

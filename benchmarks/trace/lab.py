@@ -1,0 +1,135 @@
+"""Runs caches over traces and adds up what they spared.
+
+A document, for --json: traces, each with its caches by capacity; figures are pages and bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from anchorstore.units import format_bytes
+from benchmarks.trace.belady import BeladyCache
+from benchmarks.trace.caches import Cache, Loss
+from benchmarks.trace.checkpoints import (
+    CheckpointCache,
+    GridPlacement,
+    Placement,
+    ToldPlacement,
+    WorkloadPlacement,
+)
+from benchmarks.trace.core import StoreCache
+from benchmarks.trace.daemon import DaemonCache
+from benchmarks.trace.infinite import InfiniteCache
+from benchmarks.trace.sizes import Sizes
+from benchmarks.trace.trace import U32, Trace, next_uses, seen_before
+
+Say = Callable[[str], None]
+
+PROGRESS_SECONDS = 5.0
+GRID = "checkpoints grid"
+"""The rival that factors are stated over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is compared: capacities are fractions of a trace's working set; with the address of a
+    daemon, it alone, as large as it is."""
+
+    capacities: tuple[Fraction, ...]
+    margin_pages: int
+    daemon: str | None = None
+
+
+class Bench:
+    """One trace and what is known of it once for all caches."""
+
+    def __init__(self, trace: Trace, sizes: Sizes, plan: Plan, say: Say) -> None:
+        self.trace = trace
+        self.sizes = sizes
+        self.plan = plan
+        self.say = say
+        self.seen: U32 = seen_before(trace)
+        self._uses = next_uses(trace)
+        self._placements: dict[str, Placement] = {
+            GRID: GridPlacement(trace.page_tokens),
+            "checkpoints placed": WorkloadPlacement(trace, self.seen),
+            "checkpoints told": ToldPlacement(trace),
+        }
+
+    @property
+    def working_set_bytes(self) -> int:
+        """Every different page, kv and anchors."""
+        return self.trace.distinct * self.sizes.page_bytes
+
+    def caches(self, capacity_bytes: int) -> Iterator[Cache]:
+        """All that are compared, each of so many bytes."""
+        trace, sizes, margin = self.trace, self.sizes, self.plan.margin_pages
+        yield StoreCache(trace, sizes, capacity_bytes, margin)
+        yield BeladyCache(trace, self._uses, sizes, capacity_bytes, margin)
+        for name, placement in self._placements.items():
+            yield CheckpointCache(name, trace, sizes, capacity_bytes, placement)
+
+    def serve_all(self, cache: Cache) -> dict[str, Any]:
+        """Every request of the trace, in order; the cache's line of the report."""
+        trace = self.trace
+        hit_pages = hit_requests = 0
+        lost: Counter[Loss] = Counter()
+        told = time.monotonic()
+        for request, before in enumerate(self.seen.tolist()):
+            served = cache.serve(request, before)
+            accounted = served.hit_pages + sum(served.lost.values())
+            assert accounted == before, f"{cache.name}, request {request}: {served}, {before} seen"
+            hit_pages += served.hit_pages
+            hit_requests += served.hit_pages > 0
+            lost.update(served.lost)
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                told = time.monotonic()
+                self.say(f"{trace.name}, {cache.name}: {request + 1} of {len(trace)} requests")
+        return {
+            "cache": cache.name,
+            "hit_pages": hit_pages,
+            "hit_requests": hit_requests,
+            "hit_rate": hit_pages / max(1, trace.usable_pages),
+            "lost_pages": {reason.value: lost[reason] for reason in Loss if lost[reason]},
+            "moved_bytes": dict(cache.moved()),
+        }
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Cache by cache, capacity by capacity."""
+        if self.plan.daemon is not None:
+            daemon = DaemonCache(self.trace, self.sizes, self.plan.daemon, self.plan.margin_pages)
+            with contextlib.closing(daemon):
+                yield self.serve_all(daemon)
+            return
+        for capacity in self.plan.capacities:
+            size = int(capacity * self.working_set_bytes)
+            for cache in self.caches(size):
+                found = self.serve_all(cache)
+                yield {"capacity": str(capacity), "capacity_bytes": size, **found}
+
+
+def run_trace(trace: Trace, sizes: Sizes, plan: Plan, say: Say) -> dict[str, Any]:
+    """All caches of the plan over one trace."""
+    bench = Bench(trace, sizes, plan, say)
+    say(
+        f"{trace.name}: {len(trace)} requests, {trace.distinct} pages, "
+        f"{format_bytes(bench.working_set_bytes)}"
+    )
+    return {
+        "trace": trace.name,
+        "requests": len(trace),
+        "pages": trace.distinct,
+        "page_tokens": trace.page_tokens,
+        "working_set_bytes": bench.working_set_bytes,
+        "usable_pages": trace.usable_pages,
+        "new_pages": trace.usable_pages - int(bench.seen.sum()),
+        "margin_pages": plan.margin_pages,
+        "infinite": bench.serve_all(InfiniteCache(plan.margin_pages)),
+        "caches": list(bench.lines()),
+    }

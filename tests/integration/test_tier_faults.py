@@ -1,0 +1,163 @@
+"""Goal: whatever happens to a device, the daemon serves on from memory, says what is wrong, and
+never hands out a wrong byte.
+Method: a daemon whose device fails on order (the shipped faulty file), and folders that vanish.
+"""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from anchorstore.config import Config
+from anchorstore.testing.faulty_file import Faults
+from anchorstore.transport.frames import Method
+from anchorstore.wire.v1 import admin_pb2
+from anchorstore.wire.v1 import store_pb2 as pb
+from tests.integration.harness import Engine, Running, Wire, close_all, running
+from tests.integration.tiered import (
+    PAGES,
+    WAIT_MS,
+    assert_right,
+    counter,
+    put,
+    put_to_nvme,
+    tiered,
+    until,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_sockets_left() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> Config:
+    return tiered(tmp_path, tiers__nvme__deadline=0.2, tiers__nvme__engine="threads")
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    found = Faults()
+    yield found
+    found.release()
+
+
+def device_of(here: Running) -> admin_pb2.DeviceStatus:
+    status = Wire.unix(here.socket).call(Method.STATUS, admin_pb2.StatusRequest())
+    [device] = status.tiers[1].devices
+    assert isinstance(device, admin_pb2.DeviceStatus)
+    return device
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_device_that_takes_no_more_is_shown_and_what_it_has_is_served(
+    config: Config, faults: Faults, code: int
+) -> None:
+    with running(config) as here:
+        old = put_to_nvme(here, 1)
+    with running(config, faults.open) as here:
+        faults.fail("write", code)
+        new = put(here, 1000)
+        until(lambda: device_of(here).state == "read-only", "seen")
+        engine = Engine(here.socket)
+        assert_right(engine, engine.lookup(new))  # memory serves on
+        assert_right(engine, engine.lookup(old, wait_ms=WAIT_MS))  # and so does the device
+        assert device_of(here).reason
+        assert "stores nothing new" in here.log.getvalue()
+        text = here.do(here.daemon.metrics.exposition).decode()
+        assert f'anchorstore_device_state{{device="{device_of(here).path}"}} 1.0' in text
+
+
+def test_eio_of_one_slot_loses_its_block_alone(config: Config, faults: Faults) -> None:
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+    with running(config, faults.open) as here:
+        assert here.daemon.nvme is not None
+        [device] = here.daemon.nvme.devices
+        faults.fail("read", errno.EIO, start=device.data_offset, stop=device.data_offset + 4096)
+        engine = Engine(here.socket)
+        answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+        assert counter(here, "blocks_corrupt") == 1
+        assert counter(here, "blocks_promoted") >= PAGES
+        assert answer.miss != 0 or answer.boundary_pages < PAGES
+        assert device_of(here).read_errors > 0 and device_of(here).state == "healthy"
+
+
+def test_stuck_device_delays_nobody_beyond_his_wait(config: Config, faults: Faults) -> None:
+    with running(config) as here:
+        cold = put_to_nvme(here, 1)
+    with running(config, faults.open) as here:
+        warm = put_to_nvme(here, 1000)
+        faults.hold("read")
+        engine = Engine(here.socket)
+        answer = engine.lookup(cold, wait_ms=200)
+        assert answer.miss == pb.MISS_REASON_COLD and answer.loading_boundary_pages == PAGES
+        assert_right(engine, engine.lookup(warm))  # memory does not care
+        until(lambda: device_of(here).stalled, "seen")
+        other = Engine(here.socket)
+        assert other.lookup(cold, wait_ms=200).miss == pb.MISS_REASON_COLD
+        faults.release()
+        until(lambda: counter(here, "blocks_promoted") == 2 * PAGES, "it answers in the end")
+        assert_right(other, other.lookup(cold))
+
+
+def test_removed_directory_ends_the_tier_and_not_the_daemon(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "device"
+    folder.mkdir()
+    config = tiered(tmp_path, tiers__nvme__devices=[(str(folder), 64 * 2**20)])
+    with running(config) as here:
+        put_to_nvme(here, 1)
+        shutil.rmtree(folder)
+        hashes = put(here, 1000)
+        until(lambda: device_of(here).state != "healthy", "seen")
+        assert "removed" in device_of(here).reason
+        engine = Engine(here.socket)
+        assert_right(engine, engine.lookup(hashes))
+        wire = Wire.unix(here.socket)
+        [space] = wire.call(Method.LIST, admin_pb2.ListRequest()).namespaces
+        request = admin_pb2.RemoveRequest(root_digest=space.root_digest)
+        assert wire.call(Method.REMOVE, request).may_come_back
+
+
+def test_torn_writes_are_never_served(config: Config, faults: Faults) -> None:
+    with running(config, faults.open) as here:
+        assert here.daemon.nvme is not None
+        [device] = here.daemon.nvme.devices
+        faults.tear("write", 4096, start=device.data_offset)
+        hashes = put_to_nvme(here)
+        faults.release()
+    with running(config) as here:
+        engine = Engine(here.socket)
+        answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+        if not answer.miss:
+            assert_right(engine, answer, answer.boundary_pages)
+        assert counter(here, "blocks_corrupt") > 0
+
+
+def test_wait_of_a_client_that_leaves_hurts_nobody(config: Config, faults: Faults) -> None:
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+    with running(config, faults.open) as here:
+        faults.hold("read")
+        engine = Engine(here.socket)
+        needs = [pb.Need(layout=layout, all=pb.NeedAll()) for layout in (0, 1)]
+        request = pb.LookupRequest(
+            session_id=engine.session_id, path_hashes=hashes, needs=needs, max_lineage=255,
+            wait_ms=WAIT_MS,
+        )  # fmt: skip
+        engine.wire.send(Method.LOOKUP, request)
+        until(lambda: faults.held > 0, "being read")
+        engine.close()
+        faults.release()
+        until(lambda: counter(here, "blocks_promoted") == 2 * PAGES, "brought in")
+        other = Engine(here.socket)
+        assert_right(other, other.lookup(hashes))
+        assert here.do(lambda: here.daemon.service.lookups.waiting) == 0

@@ -1,0 +1,251 @@
+"""Goal: blocks outlive memory and the daemon in the nvme tier, and come back byte for byte, or not
+at all.
+Method: a daemon on a temporary folder, put and read by the plainest client; restarts and damage in
+between.  Faults of a device while it runs: test_tier_faults.py.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from anchorstore.config import Config
+from anchorstore.errors import ConfigError
+from anchorstore.testing.daemon import Daemon
+from anchorstore.transport.frames import Method
+from anchorstore.wire.v1 import admin_pb2
+from anchorstore.wire.v1 import store_pb2 as pb
+from tests.integration.harness import Engine, Running, Wire, chain, close_all, running
+from tests.integration.tiered import (
+    PAGES,
+    WAIT_MS,
+    assert_right,
+    counter,
+    put,
+    put_to_nvme,
+    tiered,
+    until,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_sockets_left() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture
+def config(tmp_path: pathlib.Path) -> Config:
+    return tiered(tmp_path)
+
+
+def device_file(config: Config) -> pathlib.Path:
+    [device] = config.tiers.nvme.devices
+    return pathlib.Path(device.path) / "anchorstore.nvme"
+
+
+def status_of(here: Running) -> admin_pb2.StatusResponse:
+    answer: admin_pb2.StatusResponse = Wire.unix(here.socket).call(
+        Method.STATUS, admin_pb2.StatusRequest()
+    )
+    return answer
+
+
+# ---- restart ----
+
+
+def test_restart_serves_what_was_written_byte_for_byte(config: Config) -> None:
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+    with running(config) as here:
+        engine = Engine(here.socket)
+        cold = engine.lookup(hashes)
+        assert cold.miss == pb.MISS_REASON_COLD and cold.loading_boundary_pages == 0
+        assert_right(engine, engine.lookup(hashes, wait_ms=WAIT_MS))
+        assert_right(engine, engine.lookup(hashes))  # from memory, at once
+        assert counter(here, "blocks_promoted") == 2 * PAGES
+        assert counter(here, "blocks_corrupt") == 0
+
+
+def test_status_after_a_restart_shows_both_tiers_and_the_device(config: Config) -> None:
+    with running(config) as here:
+        put_to_nvme(here)
+    with running(config) as here:
+        dram, nvme = status_of(here).tiers
+        assert (dram.name, nvme.name) == ("dram", "nvme")
+        assert sum(part.blocks for part in dram.components) == 0
+        assert sum(part.blocks for part in nvme.components) == 2 * PAGES
+        [device] = nvme.devices
+        assert device.path == str(device_file(config))
+        assert device.state == "healthy" and not device.stalled
+        text = here.do(here.daemon.metrics.exposition).decode()
+        assert f'anchorstore_device_state{{device="{device.path}"}} 0.0' in text
+        assert 'anchorstore_tier_used_bytes{tier="nvme"}' in text
+
+
+def test_restart_with_a_damaged_slot_loses_that_block_alone(config: Config) -> None:
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+        assert here.daemon.nvme is not None
+        [device] = here.daemon.nvme.devices
+        data_offset, segment_bytes = device.data_offset, device.segment_bytes
+    with device_file(config).open("r+b") as file:  # the first block that lies there
+        file.seek(data_offset)
+        data = np.frombuffer(file.read(segment_bytes), np.uint8)
+        first = int(np.flatnonzero(data)[0])
+        file.seek(data_offset + first)
+        file.write(bytes([data[first] ^ 0xFF]))
+    with running(config) as here:
+        engine = Engine(here.socket)
+        answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+        assert counter(here, "blocks_corrupt") == 1
+        assert answer.miss != 0 or answer.boundary_pages < PAGES
+        if not answer.miss:
+            assert_right(engine, answer, answer.boundary_pages)
+
+
+def test_removal_outlives_a_restart(config: Config) -> None:
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+        wire = Wire.unix(here.socket)
+        spaces = wire.call(Method.LIST, admin_pb2.ListRequest()).namespaces
+        request = admin_pb2.RemoveRequest(root_digest=spaces[0].root_digest)
+        answer = wire.call(Method.REMOVE, request)
+        assert answer.blocks_removed == 2 * PAGES and not answer.may_come_back
+    with running(config) as here:
+        assert Engine(here.socket).lookup(hashes, wait_ms=WAIT_MS).miss == pb.MISS_REASON_NOT_STORED
+
+
+# ---- looking up what is not in memory ----
+
+
+def test_prefetch_answers_at_once_and_says_what_comes(config: Config) -> None:
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+    with running(config) as here:
+        engine = Engine(here.socket)
+        answer = engine.lookup(hashes, prefetch=True)
+        assert answer.miss == pb.MISS_REASON_COLD and answer.loading_boundary_pages == PAGES
+        until(lambda: counter(here, "blocks_promoted") == 2 * PAGES, "prefetched")
+        assert_right(engine, engine.lookup(hashes))
+
+
+def test_two_readers_of_cold_blocks_cause_one_read(config: Config) -> None:
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+    with running(config) as here:
+        engines = [Engine(here.socket), Engine(here.socket)]
+        needs = [pb.Need(layout=layout, all=pb.NeedAll()) for layout in (0, 1)]
+        here.do(lambda: None)
+        for engine in engines:
+            request = pb.LookupRequest(
+                session_id=engine.session_id,
+                path_hashes=hashes,
+                needs=needs,
+                max_lineage=255,
+                wait_ms=WAIT_MS,
+            )
+            engine.wire.send(Method.LOOKUP, request)
+        for engine in engines:
+            answer, _ = engine.wire.receive_answer()
+            assert isinstance(answer, pb.LookupResponse)
+            assert_right(engine, answer)
+        assert counter(here, "blocks_promoted") == 2 * PAGES
+
+
+def test_pressure_on_memory_demotes_and_brings_back(tmp_path: pathlib.Path) -> None:
+    config = tiered(tmp_path, tiers__dram__capacity=2 * 2**20, tiers__dram__segment=256 * 1024)
+    with running(config) as here:
+        paths = []
+        for seed in range(1, 400, 40):
+            paths.append(put_to_nvme(here, seed, pages=20))
+        until(lambda: counter(here, "pages_demoted") > 0, "demoted")
+        engine = Engine(here.socket)
+        for hashes in paths:
+            answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+            assert_right(engine, answer, 20)
+            engine.call(Method.RELEASE, pb.ReleaseRequest, lease_ids=[answer.lease_id])
+        assert counter(here, "blocks_corrupt") == 0
+        assert counter(here, "pages_evicted") == 0
+
+
+def test_lookup_without_an_nvme_tier_ignores_the_wait(tmp_path: pathlib.Path) -> None:
+    with running(tiered(tmp_path, tiers__nvme__devices=())) as here:
+        engine = Engine(here.socket)
+        hashes = chain(engine.grant.root_digest, range(3))
+        answer = engine.lookup(hashes, wait_ms=60_000, prefetch=True)
+        assert answer.miss == pb.MISS_REASON_NOT_STORED
+        assert len(status_of(here).tiers) == 1
+
+
+# ---- starts that must not be ----
+
+
+def test_start_on_a_foreign_file_is_refused_and_leaves_it(tmp_path: pathlib.Path) -> None:
+    foreign = tmp_path / "photos.img"
+    foreign.write_bytes(b"holiday" * 4096)
+    config = tiered(tmp_path, tiers__nvme__devices=[(str(foreign), 64 * 2**20)])
+    with pytest.raises(ConfigError, match=r"photos.img holds something else"), running(config):
+        pass
+    assert foreign.read_bytes() == b"holiday" * 4096
+
+
+def test_start_of_a_second_daemon_on_a_directory_is_refused(tmp_path: pathlib.Path) -> None:
+    with running(tiered(tmp_path)) as here:
+        other = tiered(tmp_path, listen__socket=str(tmp_path / "other.sock"))
+        with pytest.raises(ConfigError, match=r"anchorstore.nvme is in use"), running(other):
+            pass
+        put(here, 1)
+
+
+def test_start_without_the_directory_is_refused(tmp_path: pathlib.Path) -> None:
+    config = tiered(tmp_path, tiers__nvme__devices=[(str(tmp_path / "gone" / "x"), 64 * 2**20)])
+    with pytest.raises(ConfigError, match="cannot open"), running(config):
+        pass
+
+
+# ---- processes ----
+
+
+@pytest.mark.parametrize("end", ["drain", "kill"])
+def test_process_that_ends_leaves_its_blocks_to_the_next(tmp_path: pathlib.Path, end: str) -> None:
+    device = tmp_path / "device"
+    device.mkdir()
+    settings = {"tiers.nvme.devices": f"{device}:64MiB", "tiers.nvme.segment": "4MiB"}
+    daemon = Daemon(tmp_path / "daemon", settings=settings)
+    with daemon:
+        engine = Engine(daemon.socket_path)
+        hashes = chain(engine.grant.root_digest, range(PAGES))
+        assert set(engine.put(hashes)) == {1}
+        if end == "kill":
+            _wait_for_journal(daemon)
+            daemon.kill()
+        else:
+            assert daemon.stop() == 0
+        engine.close()
+        daemon.start()
+        [restored] = [event for event in daemon.events() if event["event"] == "nvme restored"]
+        engine = Engine(daemon.socket_path)
+        answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+        assert restored["blocks"] == 2 * PAGES
+        assert_right(engine, answer)
+        engine.close()
+    shutil.rmtree(device)
+
+
+def _wait_for_journal(daemon: Daemon) -> None:
+    """Until everything is written and noted: a removal, even of nothing, waits for the journal."""
+    wire = Wire.unix(daemon.socket_path)
+
+    def written() -> int:
+        counters = wire.call(Method.STATUS, admin_pb2.StatusRequest()).counters
+        return int(counters["nvme_blocks_written"])
+
+    until(lambda: written() == 2 * PAGES, "written behind")
+    [space] = wire.call(Method.LIST, admin_pb2.ListRequest()).namespaces
+    request = admin_pb2.RemoveRequest(root_digest=space.root_digest, path_hash=bytes(32))
+    assert not wire.call(Method.REMOVE, request).may_come_back

@@ -1,0 +1,285 @@
+"""Goal: every engine moves the same blocks, within the limits, and ends when told.
+Method: one suite that both engines run, on real files; then the scheduler alone, by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pathlib
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from anchorstore.clock import ManualClock
+from anchorstore.tiers.nvme.device import ENGINES, Options
+from anchorstore.tiers.nvme.engines import Engine, advanced
+from anchorstore.tiers.nvme.format import UNIT_BYTES
+from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, RUN_BYTES_MAX, Job, ReadJob
+from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
+from anchorstore.tiers.nvme.ring import Ring
+from anchorstore.tiers.nvme.scheduler import Bucket, Limits, Scheduler
+from anchorstore.tiers.nvme.seam import FILE_NAME
+from tests.unit.tiers.nvme.bench import Blocks, Memory, open_device, statuses, write
+
+
+def _ring_is_allowed() -> bool:
+    try:
+        Ring(2).close()
+    except OSError:
+        return False
+    return True
+
+
+BOTH = [
+    "threads",
+    pytest.param(
+        "io_uring",
+        marks=pytest.mark.skipif(not _ring_is_allowed(), reason="the kernel refuses io_uring"),
+    ),
+]
+
+
+@pytest.fixture(params=BOTH)
+def options(request: pytest.FixtureRequest) -> Options:
+    limits = Limits(depth=4, deadline_seconds=30.0)
+    return Options(engine=request.param, limits=limits, flush_seconds=0.001)
+
+
+@pytest.mark.parametrize("block_bytes", [128, 3968, 4096, 8064, 131072 + 640])
+def test_engine_moves_blocks_of_any_size(
+    tmp_path: pathlib.Path, options: Options, block_bytes: int
+) -> None:
+    device = open_device(tmp_path, options=options)
+    assert device.engine == options.engine
+    for stride, seed in ((1, 1), (2, 2)):
+        blocks = Blocks.made(device, 9, block_bytes, stride=stride, seed=seed)
+        write(device, blocks)
+        assert statuses(device, blocks) == [Status.OK] * 9
+    assert device.close()
+
+
+def test_engine_moves_plans_side_by_side(tmp_path: pathlib.Path, options: Options) -> None:
+    device = open_device(tmp_path, options=options)
+    many = [Blocks.made(device, 20, 3968, seed=at, first_unit=64 * at, stride=2) for at in range(8)]
+    done = [device.write(blocks.plan, blocks.memory.of) for blocks in many]
+    assert all(future.result(30).ok.all() for future in done)
+    read = [device.read(blocks.reading(), blocks.memory.of) for blocks in many]
+    for blocks, future in zip(many, read, strict=True):
+        assert future.result(30).ok.all()
+        assert blocks.read_back(blocks.reading()) == blocks.bytes_
+    assert device.close()
+
+
+def test_engine_beyond_the_end_of_the_file_loses_those_blocks_alone(
+    tmp_path: pathlib.Path, options: Options
+) -> None:
+    device = open_device(tmp_path, options=options)
+    blocks = Blocks.made(device, 6, 3968)
+    write(device, blocks)
+    device.flush().result(10)
+    os.truncate(tmp_path / FILE_NAME, device.data_offset + 4 * UNIT_BYTES)
+    assert statuses(device, blocks) == [1, 1, 1, 1, Status.FAILED, Status.FAILED]
+    assert device.health.read_errors == 2
+    assert device.close()
+
+
+def test_engine_with_a_memory_that_is_not_there_says_so(
+    tmp_path: pathlib.Path, options: Options
+) -> None:
+    device = open_device(tmp_path, options=options)
+    blocks = Blocks.made(device, 2, 3968)
+
+    def absent(index: int) -> npt.NDArray[np.uint8]:
+        raise LookupError(index)
+
+    with pytest.raises(LookupError):
+        device.write(blocks.plan, absent).result(10)
+    write(device, blocks)
+    assert device.close()
+
+
+def test_engine_under_a_bandwidth_limit_still_moves_all(
+    tmp_path: pathlib.Path, options: Options
+) -> None:
+    limits = Limits(depth=4, read_bytes_per_second=20e6, write_bytes_per_second=20e6)
+    device = open_device(tmp_path, options=dataclasses.replace(options, limits=limits))
+    blocks = Blocks.made(device, 100, 8064, stride=2)  # 1.2 MB each way, in runs of one
+    write(device, blocks)
+    assert statuses(device, blocks) == [Status.OK] * 100
+    assert device.close()
+
+
+def test_ring_that_the_kernel_refuses_means_threads_and_a_line(tmp_path: pathlib.Path) -> None:
+    def refused(*_: object) -> Engine:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    log: list[str] = []
+    engines = dict(ENGINES) | {"io_uring": refused}
+    device = open_device(tmp_path, options=Options(engine="io_uring"), log=log, engines=engines)
+    assert device.engine == "threads" and "no io_uring here" in log[0]
+    device.close()
+
+
+def test_advanced_drops_what_was_moved() -> None:
+    buffers = [b"abcd", b"ef", b"ghi"]
+    assert advanced(buffers, 0) == buffers
+    assert advanced(buffers, 4) == [b"ef", b"ghi"]
+    assert advanced(buffers, 5) == [b"f", b"ghi"]
+    assert advanced(buffers, 9) == []
+
+
+# -- the scheduler alone
+
+
+def job_of(units: list[int], *, is_write: bool = False, block_bytes: int = 3968) -> Job:
+    count = len(units)
+    zeros = np.zeros(count, np.uint64)
+    hashes = np.zeros((count, 4), np.uint64)
+    plan = ReadPlan(
+        segment_index=zeros.astype(np.uint32),
+        offset=zeros,
+        block_bytes=np.full(count, block_bytes, np.uint64),
+        unit=np.array(units, np.uint32),
+        generation=zeros.astype(np.uint32),
+        path_hash=hashes,
+        layout_key=zeros,
+        lineage=zeros.astype(np.uint8),
+        checksum=zeros,
+    )
+    job = ReadJob(plan, Memory().of, 0, 0, 0)
+    job.is_write = is_write
+    return job
+
+
+def scheduler(**limits: float) -> tuple[Scheduler, ManualClock]:
+    clock = ManualClock()
+    return Scheduler(Limits(**limits), clock), clock  # type: ignore[arg-type]
+
+
+def spans(job: Job) -> list[tuple[int, int]]:
+    return [(run.start, run.stop) for run in job.runs]
+
+
+def test_runs_join_neighbours_in_the_file() -> None:
+    assert spans(job_of([7, 8, 9, 3, 4, 9])) == [(0, 3), (3, 5), (5, 6)]
+    assert spans(job_of([5])) == [(0, 1)]
+    many = job_of(list(range(3 * RUN_BLOCKS_MAX)))
+    assert spans(many) == [(at, at + RUN_BLOCKS_MAX) for at in (0, 64, 128)]
+    large = job_of([0, 129, 258, 387], block_bytes=512 * 1024)
+    assert spans(large) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert all(run.size <= RUN_BYTES_MAX for run in large.runs)
+
+
+def test_scheduler_takes_reads_first_and_plans_in_turn() -> None:
+    subject, _ = scheduler(depth=8)
+    first, second, third = job_of([0, 2, 4]), job_of([10, 12]), job_of([20], is_write=True)
+    for job in (third, first, second):
+        subject.submit(job)
+    taken = [subject.take(wait=False) for _ in range(7)]
+    assert [run.job for run in taken if run] == [first, second, first, second, first, third]
+    assert taken[-1] is None
+
+
+def test_scheduler_lets_writes_hold_half_of_the_depth() -> None:
+    subject, _ = scheduler(depth=4)
+    subject.submit(job_of([0, 2, 4], is_write=True))
+    first, second = subject.take(wait=False), subject.take(wait=False)
+    assert first and second and subject.take(wait=False) is None
+    subject.ended(first)
+    assert subject.take(wait=False)
+
+
+def test_scheduler_with_a_full_queue_refuses_at_once() -> None:
+    subject, _ = scheduler(queue_blocks=3)
+    kept, refused = job_of([0, 2]), job_of([4, 6])
+    subject.submit(kept)
+    subject.submit(refused)
+    assert refused.future.result(0).status.tolist() == [Status.REFUSED] * 2
+    assert not kept.future.done()
+    subject.submit(job_of([4, 6], is_write=True))  # the other lane
+
+
+def test_scheduler_past_the_deadline_ends_what_has_not_begun() -> None:
+    subject, clock = scheduler(deadline_seconds=2.0)
+    job, whole = job_of([0, 2, 4]), job_of([6])
+    subject.submit(job)
+    subject.submit(whole)
+    run = subject.take(wait=False)
+    assert run and run.job is job
+    clock.advance(2.0)
+    subject.expire()
+    assert whole.future.result(0).status.tolist() == [Status.LATE]
+    assert not job.future.done() and subject.take(wait=False) is None
+    job.status[0] = Status.OK
+    subject.ended(run)
+    assert job.future.result(0).status.tolist() == [1, Status.LATE, Status.LATE]
+
+
+def test_scheduler_with_a_run_out_too_long_is_stalled_until_it_ends() -> None:
+    subject, clock = scheduler(deadline_seconds=2.0)
+    subject.submit(job_of([0]))
+    run = subject.take(wait=False)
+    assert run
+    clock.advance(2.1)
+    assert subject.is_stalled()
+    refused = job_of([1])
+    subject.submit(refused)
+    assert refused.future.result(0).status.tolist() == [Status.REFUSED]
+    subject.ended(run)
+    assert not subject.is_stalled()
+
+
+def test_scheduler_tries_a_failed_run_again_block_by_block() -> None:
+    subject, _ = scheduler()
+    job = job_of([0, 1, 2])
+    subject.submit(job)
+    run = subject.take(wait=False)
+    assert run and (run.start, run.stop) == (0, 3)
+    subject.again(run)
+    assert spans(job) == [(0, 1), (1, 2), (2, 3)]
+    for _ in range(3):
+        single = subject.take(wait=False)
+        assert single and not job.future.done()
+        subject.ended(single)
+    assert job.future.done()
+
+
+def test_scheduler_closed_refuses_what_waits() -> None:
+    subject, _ = scheduler()
+    waiting, late = job_of([0]), job_of([1])
+    subject.submit(waiting)
+    subject.close()
+    subject.submit(late)
+    assert waiting.future.result(0).status.tolist() == [Status.REFUSED]
+    assert late.future.result(0).status.tolist() == [Status.REFUSED]
+    assert subject.take(wait=True) is None
+
+
+def test_bucket_lets_a_burst_pass_then_keeps_the_rate() -> None:
+    bucket = Bucket(1000.0, burst_seconds=0.1)
+    assert bucket.wait_seconds(0.0) == 0.0
+    bucket.spend(600)  # 500 in debt
+    assert bucket.wait_seconds(0.0) == pytest.approx(0.5)
+    assert bucket.wait_seconds(0.4) == pytest.approx(0.1)
+    assert bucket.wait_seconds(0.5) == pytest.approx(0.0)
+    assert bucket.wait_seconds(9.0) == 0.0
+    bucket.spend(100)
+    assert bucket.wait_seconds(9.0) == 0.0, "no more than the burst is saved up"
+    bucket.spend(100)
+    assert bucket.wait_seconds(9.0) == pytest.approx(0.1)
+    unbounded = Bucket(0.0)
+    unbounded.spend(10**12)
+    assert unbounded.wait_seconds(0.0) == 0.0
+
+
+def test_chosen_blocks_of_a_plan_keep_their_columns() -> None:
+    columns = {
+        field.name: np.arange(3) if "hash" not in field.name else np.zeros((3, 4))
+        for field in dataclasses.fields(WritePlan)
+    }
+    part = chosen(WritePlan(**columns), np.array([True, False, True]))  # type: ignore[arg-type]
+    assert isinstance(part, WritePlan) and part.unit.tolist() == [0, 2]
+    assert part.path_hash.shape == (2, 4)

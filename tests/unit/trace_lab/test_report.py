@@ -1,0 +1,131 @@
+"""Goal: the command line runs a lab from end to end, and its report, JSON and picture agree.
+Method: small runs in this process; what they print is read back.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.trace.caches import Loss
+from benchmarks.trace.cli import main
+from benchmarks.trace.kinds import KINDS
+from benchmarks.trace.plot import PlotError, check_plot, draw
+
+SMALL = ["--trace", "branches", "--requests", "40", "--capacity", "1/4", "--capacity", "1"]
+PNG = b"\x89PNG\r\n"
+
+
+def document_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """What a run prints with --json."""
+    assert main([*words, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_json_of_a_small_run_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    document = document_of(capsys, *SMALL)
+    [trace] = document["traces"]
+    assert trace["requests"] == 40 and trace["trace"] == "branches"
+    assert {line["capacity"] for line in trace["caches"]} == {"1/4", "1"}
+    for line in [trace["infinite"], *trace["caches"]]:
+        lost = sum(line["lost_pages"].values())
+        assert line["hit_pages"] + lost + trace["new_pages"] == trace["usable_pages"]
+        assert line["hit_rate"] == line["hit_pages"] / trace["usable_pages"]
+        assert set(line["lost_pages"]) <= {reason.value for reason in Loss}
+
+
+def test_json_of_a_small_run_has_no_policy_above_the_optimum(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = document_of(capsys, *SMALL, "--margin-pages", "0")
+    [trace] = document["traces"]
+    ours = [line for line in trace["caches"] if line["cache"].startswith("anchorstore")]
+    optimum = {line["capacity"]: line for line in trace["caches"] if line["cache"] == "belady"}
+    assert ours
+    for line in ours:
+        best = optimum[line["capacity"]]["hit_pages"]
+        assert line["hit_pages"] <= best <= trace["infinite"]["hit_pages"]
+
+
+def test_report_of_a_small_run_names_every_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    document = document_of(capsys, *SMALL)
+    assert main(SMALL) == 0
+    captured = capsys.readouterr()
+    [trace] = document["traces"]
+    for line in trace["caches"]:
+        share = f"{100 * line['hit_rate']:.1f} %"
+        assert any(
+            row.split()[0] == line["capacity"] and line["cache"] in row and share in row
+            for row in captured.out.splitlines()
+            if row.strip()
+        )
+    assert "branches: 40 requests" in captured.err
+
+
+def test_run_of_a_file_names_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.jsonl"
+    lines = [{"tokens": [*range(64 * 40), turn, 5]} for turn in range(4)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    document = document_of(capsys, "--jsonl", str(file), "--capacity", "2")
+    [trace] = document["traces"]
+    assert trace["trace"] == "mine.jsonl"
+    assert trace["infinite"]["hit_pages"] == 3 * (40 - 1)  # a margin of one page
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--jsonl", "/nowhere/trace.jsonl"], "cannot read"),
+        (["--model", "/nowhere/config.json"], "cannot read"),
+        (["--trace", "agents", "--requests", "5", "--capacity", "1/1000"], "are needed"),
+        ([*SMALL, "--plot", "picture.pdf"], "must end with .png"),
+        ([*SMALL, "--plot", "/nowhere/at/all/picture.png"], "is no directory"),
+    ],
+)
+def test_run_that_cannot_be_says_why(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert reason in captured.err and not captured.out
+
+
+@pytest.mark.parametrize(
+    "words", [["--capacity", "0"], ["--capacity", "x"], ["--requests", "0"], ["--trace", "other"]]
+)
+def test_wrong_option_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_plot_without_matplotlib_is_refused_before_anything_runs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlotError, match="pip install matplotlib"):
+        check_plot(tmp_path / "picture.png")
+
+
+def test_plot_of_a_small_run_is_a_picture(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    document = document_of(capsys, *SMALL)
+    document["traces"] = [document["traces"][0] | {"trace": kind} for kind in KINDS]
+    picture = tmp_path / "picture.png"
+    draw(document, picture)
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_lab_without_plot_does_not_import_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert document_of(capsys, *SMALL)["traces"]
