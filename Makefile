@@ -34,7 +34,7 @@ export PYTHONSAFEPATH := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help venv demo test test-vllm test-sglang tidy bench soak soak-vllm proto clean
+.PHONY: help venv demo test test-vllm test-sglang tidy bench soak soak-store soak-vllm proto clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -55,7 +55,7 @@ test-vllm: .venv-vllm/.wheel ## the adapter in a real vLLM, on CPU (ARGS="-k gra
 test-sglang: .venv-sglang/.wheel ## our order of eviction against SGLang's own tree (ARGS="-k slru")
 	@.venv-sglang/bin/python scripts/lanes.py --sglang --pytest="$(ARGS)"
 
-soak-vllm: .venv-vllm/.wheel ## what of it takes long: more models, torch.compile
+soak-vllm: .venv-vllm/.wheel ## what of it takes long: half an hour of faults, more models
 	@scripts/ensure_vllm_libraries.sh
 	@.venv-vllm/bin/python scripts/lanes.py --vllm --soak --pytest="$(ARGS)"
 
@@ -65,7 +65,9 @@ tidy: .venv/.wheel .venv-proto/.done ## style, types, floors, budgets, documents
 bench: .venv/.wheel ## the store's speed beside memcpy and the floor (ARGS="--json --peers")
 	@$(BIN)/python -m benchmarks.store $(ARGS)
 
-soak: .venv/.wheel ## the long runs, hours: every test marked slow
+soak: soak-store soak-vllm ## the long runs, hours: every test marked slow
+
+soak-store: .venv/.wheel
 	@scripts/ensure_redis.sh
 	@$(BIN)/python scripts/lanes.py --soak $(LANES)
 

@@ -56,10 +56,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         )
     parser.add_argument(
         "--margin",
-        default=64,
+        default=128,
         type=int,
         metavar="N",
-        help="resume margin W in tokens, a multiple of 64 (default 64)",
+        help="resume margin W in tokens, a multiple of 64 (default 128)",
     )
     parser.add_argument(
         "--dram", default="512MiB", metavar="SIZE", help="the daemon's pool (default 512MiB)"

@@ -32,6 +32,7 @@ from benchmarks.engine.events import EndpointError
 from benchmarks.engine.report import render
 from benchmarks.engine.servers import Variant
 from benchmarks.engine.traces import KINDS
+from engine_adapter.budget import MARGIN_TOKENS_DEFAULT
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TEXT_MODEL = ROOT / "engine_adapter" / "models" / "text"
@@ -108,6 +109,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PAIRS} pairs, short exams")
+    _add_questions(parser)
+    _add_servers(parser)
+    _add_setup(parser)
+    return parser
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is asked")
     what.add_argument("--trace", choices=KINDS, default="branches", help="default: %(default)s")
     what.add_argument("--quality", action="store_true", help="answers of a trained tiny model")
@@ -123,9 +131,16 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--answer-tokens", type=int, default=16, metavar="N")
     what.add_argument("--token-ids", type=token_range, metavar="FIRST:STOP", help="of prompts")
     what.add_argument(
-        "--margin", type=int, default=64, metavar="W", help="tokens left out of the ideal"
+        "--margin",
+        type=int,
+        default=MARGIN_TOKENS_DEFAULT,
+        metavar="W",
+        help="tokens left out of the ideal (default: %(default)s)",
     )
     what.add_argument("--pause", type=float, default=0.05, metavar="S", help="between requests")
+
+
+def _add_servers(parser: argparse.ArgumentParser) -> None:
     who = parser.add_argument_group("who is asked")
     model = who.add_mutually_exclusive_group()
     model.add_argument("--model", type=pathlib.Path, metavar="DIR", help="default: the text model")
@@ -151,6 +166,9 @@ def make_parser() -> argparse.ArgumentParser:
         "anchorstore; for --quality also every row kept and the controls)",
     )
     who.add_argument("--replicas", type=int, default=1, metavar="N", help="servers of each variant")
+
+
+def _add_setup(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how servers run")
     how.add_argument(
         "--python",
@@ -170,7 +188,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--server-flag", action="append", default=[], metavar="FLAG", help="passed to every vLLM"
     )
     how.add_argument("--logs", type=pathlib.Path, metavar="DIR", help="keep the servers' logs")
-    return parser
 
 
 def plan_of(arguments: argparse.Namespace) -> session.Plan:

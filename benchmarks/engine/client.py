@@ -48,7 +48,8 @@ class Completion:
     Attributes:
         first_token_seconds: from sending the request to the first generated token.
         total_seconds: to the end of the stream.
-        decode_step_seconds: mean time of a token after the first; None for one token.
+        decode_step_seconds: mean time of a token after the first; None for one token, and where
+            all came at once.
         prompt_tokens, answer_tokens: as the endpoint counts; None where it does not tell.
         cached_tokens: of the prompt, reused; None where the endpoint does not tell.
         token_ids: generated; None where the endpoint does not tell.
@@ -66,7 +67,7 @@ class Completion:
     text: str
 
 
-class _Reading:
+class Reading:
     """Collects the chunks of one stream."""
 
     def __init__(self, started: float) -> None:
@@ -102,7 +103,7 @@ class _Reading:
         if answer_tokens is None and flat is not None:
             answer_tokens = len(flat)
         step = None
-        if answer_tokens is not None and answer_tokens > 1:
+        if answer_tokens is not None and answer_tokens > 1 and self._last > self._first:
             step = (self._last - self._first) / (answer_tokens - 1)
         return Completion(
             first_token_seconds=self._first - self._started,
@@ -236,7 +237,7 @@ class Client:
         with self._connection() as connection:
             started = time.perf_counter()
             response = self._answer(connection, "POST", "/v1/completions", body)
-            reading, parser = _Reading(started), EventParser()
+            reading, parser = Reading(started), EventParser()
             while received := response.read1(READ_BYTES):
                 now = time.perf_counter()
                 for data in parser.feed(received):

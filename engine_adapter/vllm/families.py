@@ -27,14 +27,12 @@ class Family:
     """What differs between families.
 
     Attributes:
-        architectures: vLLM's names of the model classes.
         mixer: name of the linear mixer inside a layer.
         adds_residual: whether layers hand on the stream as two tensors to be added.
         inputs: sub-modules of the mixer whose output enters the convolution.
         gates: sub-modules of the mixer whose output decides decay and write.
     """
 
-    architectures: tuple[str, ...]
     mixer: str
     adds_residual: bool
     inputs: tuple[str, ...] = ()
@@ -44,11 +42,11 @@ class Family:
 _GATES = {"inputs": ("in_proj_qkvz",), "gates": ("in_proj_ba",)}
 
 FAMILIES: dict[str, Family] = {
-    "qwen3_next": Family(("Qwen3NextForCausalLM",), "linear_attn", True, **_GATES),
-    "qwen3_5_text": Family(("Qwen3_5ForCausalLM",), "linear_attn", True, **_GATES),
-    "qwen3_5_moe_text": Family(("Qwen3_5MoeForCausalLM",), "linear_attn", True, **_GATES),
-    "granitemoehybrid": Family(("GraniteMoeHybridForCausalLM",), "mamba", False),
-    "nemotron_h": Family(("NemotronHForCausalLM",), "mixer", True),
+    "qwen3_next": Family("linear_attn", True, **_GATES),
+    "qwen3_5_text": Family("linear_attn", True, **_GATES),
+    "qwen3_5_moe_text": Family("linear_attn", True, **_GATES),
+    "granitemoehybrid": Family("mamba", False),
+    "nemotron_h": Family("mixer", True),
 }
 
 

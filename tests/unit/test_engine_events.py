@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.engine import metrics
+from benchmarks.engine.client import Reading
 from benchmarks.engine.events import Chunk, EndpointError, EventParser, Usage, chunk_of
 
 COUNTS = ["prompt_tokens", "completion_tokens", "prompt_tokens_details", "cached_tokens"]
@@ -189,3 +190,16 @@ def test_damaged_metrics_give_numbers_or_are_refused(at: int, damage: bytes) -> 
     page = PAGE[:at] + damage + PAGE[at + len(damage) :]
     with contextlib.suppress(EndpointError):
         assert all(isinstance(value, float) for value in metrics.parse(page).values())
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "step"), [((1.0, 1.5, 2.0), 0.5), ((1.0, 1.0, 1.0), None), ((1.0,), None)]
+)
+def test_time_of_a_step_is_told_only_where_tokens_came_apart(
+    arrivals: tuple[float, ...], step: float | None
+) -> None:
+    reading = Reading(started=0.5)
+    for now in arrivals:
+        reading.add(Chunk(has_token=True, token_ids=(7,)), now)
+    found = reading.completion(now=2.5)
+    assert (found.first_token_seconds, found.decode_step_seconds) == (0.5, step)

@@ -192,7 +192,7 @@ def test_plan_of_exams_has_the_controls_beside_the_exact_answers() -> None:
     names = ["stock", "every-row", "anchorstore", "kv-only", "zero-state"]
     assert [variant.name for variant in found.variants] == names
     margins = [found.rules_of(variant).margin_tokens for variant in found.variants]
-    assert margins == [64, 0, 64, 64, 0]
+    assert margins == [128, 0, 128, 128, 0]
 
 
 def test_plan_takes_variants_flags_and_sizes() -> None:

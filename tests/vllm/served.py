@@ -122,6 +122,12 @@ class Served:
         )
         return [Reply(**each) for each in found["replies"]]
 
+    def chances(self, prompt: Sequence[int]) -> tuple[list[float], int]:
+        """Log-probabilities of every token as the next, by id, and the prompt tokens that were
+        not computed.  Wants the option `max_logprobs` of -1."""
+        found = self.ask(op="chances", prompt=list(prompt))
+        return found["logprobs"], found["cached"]
+
     def reset(self) -> None:
         """Empties vLLM's own prefix cache."""
         self.ask(op="reset")
@@ -230,6 +236,8 @@ def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     if request["op"] == "preemptions":
         values = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
         return {"count": int(sum(values))}
+    if request["op"] == "chances":
+        return chances(llm, request["prompt"])
     assert request["op"] == "generate", request["op"]
     from vllm.lora.request import LoRARequest
 
@@ -254,6 +262,19 @@ def reply(output: Any) -> dict[str, Any]:
         "cached": output.num_cached_tokens,
         "logprobs": [step[token].logprob for step, token in zip(steps, tokens, strict=True)],
         "margins": [first - second for first, second, *_ in chances],
+    }
+
+
+def chances(llm: Any, prompt: list[int]) -> dict[str, Any]:
+    """See Served.chances."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=-1)
+    [output] = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+    [step] = output.outputs[0].logprobs
+    return {
+        "logprobs": [step[token].logprob for token in range(len(step))],
+        "cached": output.num_cached_tokens,
     }
 
 

@@ -21,6 +21,24 @@ SLOW_DECAY = {"linear_attn": (-4.0, -1.0), "mamba": (-6.0, -3.0), "mixer": (-6.0
 """Range of the logarithm of the decay rate, by the name of the layers' mixer."""
 LORA_RANK = 8
 LORA_SPREAD = 0.2
+VISION_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+"""The last of the vocabulary."""
+PROCESSORS = {
+    "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessorFast"},
+    "video_preprocessor_config.json": {"video_processor_type": "Qwen3VLVideoProcessor"},
+}
+PATCHES: dict[str, Any] = {
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"shortest_edge": 4096, "longest_edge": 65536},
+    "processor_class": "Qwen3VLProcessor",
+}
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -54,6 +72,17 @@ def qwen3_next() -> Any:
 
 def qwen3_5() -> Any:
     return transformers.Qwen3_5TextConfig(**COMMON, **DELTA)
+
+
+def qwen3_5_vision() -> Any:
+    """As Qwen3.5 is published: a vision tower beside the language model."""
+    vision = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2}
+    ids = range(VOCABULARY - len(VISION_TOKENS), VOCABULARY)
+    return transformers.Qwen3_5Config(
+        text_config=qwen3_5().to_dict(),
+        vision_config={**vision, "out_hidden_size": COMMON["hidden_size"]},
+        **dict(zip(VISION_TOKENS, ids, strict=True)),
+    )
 
 
 def granite() -> Any:
@@ -93,6 +122,7 @@ def nemotron() -> Any:
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_next": qwen3_next,
     "qwen3_5": qwen3_5,
+    "qwen3_5_vision": qwen3_5_vision,
     "granite": granite,
     "nemotron": nemotron,
 }
@@ -109,7 +139,9 @@ def make(name: str, folder: pathlib.Path, seed: int = 0, spread: float = SPREAD)
     if (path / "config.json").exists():
         return path
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16)
+    sees = name.endswith("_vision")
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model = kind.from_config(MODELS[name](), dtype=torch.bfloat16)
     for name_of, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=spread)
@@ -119,6 +151,8 @@ def make(name: str, folder: pathlib.Path, seed: int = 0, spread: float = SPREAD)
             torch.nn.init.zeros_(parameter)
     model.save_pretrained(path)
     tokenizer().save_pretrained(path)
+    for file, content in PROCESSORS.items() if sees else ():
+        (path / file).write_text(json.dumps({**PATCHES, **content}))
     return path
 
 
@@ -151,7 +185,8 @@ def tokenizer() -> Any:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<s>", "</s>", *alphabet]
-    names += [f"<x{number}>" for number in range(len(names), VOCABULARY)]
+    names += [f"<x{number}>" for number in range(len(names), VOCABULARY - len(VISION_TOKENS))]
+    names += VISION_TOKENS.values()
     inner = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

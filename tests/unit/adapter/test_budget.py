@@ -28,7 +28,7 @@ from engine_adapter.strategy import (
 def test_budget_defaults_are_the_documented_ones() -> None:
     budget = Budget()
     assert (budget.rows_per_page, budget.ratio, budget.max_rows) == (4, 0.05, 512)
-    assert (budget.margin_tokens, budget.margin_pages, budget.page_tokens) == (64, 1, 64)
+    assert (budget.margin_tokens, budget.margin_pages, budget.page_tokens) == (128, 2, 64)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_rows_are_the_least_of_ratio_maximum_and_available(
 @pytest.mark.parametrize(
     ("boundary", "prompt", "resume"),
     [
-        (640, 10_000, 576),  # boundary - W
-        (640, 640, 512),  # the prompt's last token is computed: its last page does not count
-        (640, 641, 576),
-        (64, 10_000, 0),  # the margin eats the only page
+        (640, 10_000, 512),  # boundary - W
+        (640, 640, 448),  # the prompt's last token is computed: its last page does not count
+        (640, 641, 512),
+        (128, 10_000, 0),  # the margin eats both pages
         (0, 10_000, 0),
         (0, 1, 0),
     ],
