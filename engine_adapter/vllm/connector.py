@@ -35,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from anchorstore.errors import ConfigError
 from engine_adapter.vllm.checks import version_refusal
 from engine_adapter.vllm.jobs import Report, StepJobs
+from engine_adapter.vllm.matching import Later
 from engine_adapter.vllm.setup import Common, scheduler_half, worker_half
 from engine_adapter.vllm.stats import AdapterMetrics, AdapterStats
 
@@ -122,6 +123,8 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         tokens = self._half.match(request, num_computed_tokens)
+        if isinstance(tokens, Later):
+            return None, False  # vLLM asks again in its next step
         return tokens, tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

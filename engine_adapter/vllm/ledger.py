@@ -30,6 +30,7 @@ class Entry:
         computed: tokens computed at the end of the last step that it was in; None before.
         is_barred: a load of it has failed: it is not looked up again.
         is_counted: its lookup is in the metrics already; it may be asked for many times.
+        waits_until: when it waits no longer for what is brought into memory; None before it has.
     """
 
     space: SpaceKey
@@ -40,6 +41,7 @@ class Entry:
     computed: int | None = None
     is_barred: bool = False
     is_counted: bool = False
+    waits_until: float | None = None
     _hashes: bytearray = dataclasses.field(default_factory=bytearray)
 
     def hashes(self, root: bytes, tokens: Sequence[int], pages: int, page_tokens: int) -> bytes:

@@ -17,6 +17,7 @@ point lies below what is resident, the block that it lies in is loaded, and so a
 from __future__ import annotations
 
 import dataclasses
+import enum
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,15 @@ from engine_adapter.vllm.spaces import Spaces
 
 WINDOW_SECONDS = 1.0
 """A window that waits for blocks is looked up again after so long: leases end."""
+
+
+class Later(enum.Enum):
+    """A longer prefix is on its way into memory: ask again."""
+
+    LATER = "later"
+
+
+LATER = Later.LATER
 
 
 @dataclasses.dataclass(slots=True)
@@ -77,14 +87,14 @@ class Matcher:
         self._settings, self._budget = settings, settings.budget
         self._geometry, self._shards, self._spaces = geometry, shards, spaces
 
-    def beyond(self, request: Any, entry: Entry, local_tokens: int) -> Held | str:
+    def beyond(self, request: Any, entry: Entry, local_tokens: int) -> Held | Later | str:
         """A prefix that reaches beyond `local_tokens`, or the reason why there is none."""
         page = self._budget.page_tokens
         pages = self._budget.askable_pages(request.num_tokens)
         if pages - self._budget.margin_pages <= local_tokens // page:
             return "local" if local_tokens else "short_prompt"
         held = self._look_up(request, entry, local_tokens // page)
-        if isinstance(held, str):
+        if not isinstance(held, Held):
             return held
         held.local_tokens = local_tokens
         if held.external_tokens > 0:
@@ -94,7 +104,7 @@ class Matcher:
 
     def around(
         self, request: Any, entry: Entry, resident_tokens: int, agreed_tokens: int
-    ) -> Held | str:
+    ) -> Held | Later | str:
         """A prefix that reaches beyond `agreed_tokens`, on top of kv that is resident further up.
 
         Its local_tokens say how much of what is resident is to be taken over.
@@ -104,7 +114,7 @@ class Matcher:
         first_page = max(0, resident_tokens // page - span)
         for _ in range(2):
             held = self._look_up(request, entry, first_page)
-            if isinstance(held, str):
+            if not isinstance(held, Held):
                 return held
             held.local_tokens = geometry.whole_blocks(min(resident_tokens, held.resume_tokens - 1))
             is_better = held.resume_tokens > agreed_tokens
@@ -116,8 +126,9 @@ class Matcher:
             first_page = held.local_tokens // page
         return "local"
 
-    def _look_up(self, request: Any, entry: Entry, first_page: int) -> Held | str:
-        """The longest prefix with kv from `first_page` on, or the reason why there is none."""
+    def _look_up(self, request: Any, entry: Entry, first_page: int) -> Held | Later | str:
+        """The longest prefix with kv from `first_page` on, or the reason why there is none; LATER
+        while the daemon brings a longer one into memory."""
         budget = self._budget
         client = self._spaces.get(entry.space)
         if isinstance(client, str):
@@ -134,11 +145,22 @@ class Matcher:
             needs,
             max_lineage=self._settings.max_lineage,
             margin_pages=budget.margin_pages,
+            prefetch=True,
         )
+        if window.loading_boundary_pages and self._waits(entry):
+            window.release()
+            return LATER
         if not window.hit:
             return window.miss
         resume_tokens = window.resume_pages * budget.page_tokens
         return Held(window, client, first_page, 0, resume_tokens, time.monotonic())
+
+    def _waits(self, entry: Entry) -> bool:
+        """Whether the request still waits for what is brought in: once, and not for ever."""
+        now = time.monotonic()
+        if entry.waits_until is None:
+            entry.waits_until = now + self._settings.bring_in_seconds
+        return now < entry.waits_until
 
     def _needs(self, first_page: int) -> Sequence[Need]:
         """Kv of every shard from `first_page` on, and the anchors' window."""

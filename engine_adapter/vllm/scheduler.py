@@ -25,7 +25,7 @@ from engine_adapter.packing import kept_positions
 from engine_adapter.vllm.geometry import Geometry
 from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob, StepJobs
 from engine_adapter.vllm.ledger import Entry, Ledger, Lineages
-from engine_adapter.vllm.matching import Held, Matcher
+from engine_adapter.vllm.matching import Held, Later, Matcher
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
 from engine_adapter.vllm.subject import space_of, unkeyable
@@ -80,8 +80,9 @@ class SchedulerHalf:
 
     # ---- match ----
 
-    def match(self, request: Any, local_tokens: int) -> int:
-        """Tokens that can be loaded beyond the `local_tokens` that vLLM holds; 0 for none."""
+    def match(self, request: Any, local_tokens: int) -> int | Later:
+        """Tokens that can be loaded beyond the `local_tokens` that vLLM holds; 0 for none, LATER
+        where to ask again."""
         held = self._matched.get(request.request_id)
         if held is not None and held.stands(local_tokens, time.monotonic()):
             return held.external_tokens
@@ -92,7 +93,8 @@ class SchedulerHalf:
 
     def match_around(self, request: Any, resident_tokens: int, agreed_tokens: int) -> int:
         """How much of kv that is resident is to be taken over, for a prefix that match() offers
-        next; 0 where vLLM does better with the `agreed_tokens` of which it has the states, too."""
+        next; 0 where vLLM does better with the `agreed_tokens` of which it has the states, too, or
+        does not know yet."""
         held = self._matched.get(request.request_id)
         if held is not None and held.is_fresh(time.monotonic()):
             return held.local_tokens
@@ -101,12 +103,16 @@ class SchedulerHalf:
         found = self._unasked(request, entry) or self._matcher.around(
             request, entry, resident_tokens, agreed_tokens
         )
-        if self._hold(request, entry, agreed_tokens, found):
-            return self._matched[request.request_id].local_tokens
+        if self._hold(request, entry, agreed_tokens, found) and isinstance(found, Held):
+            return found.local_tokens
         return 0
 
-    def _hold(self, request: Any, entry: Entry, local_tokens: int, found: Held | str) -> int:
+    def _hold(
+        self, request: Any, entry: Entry, local_tokens: int, found: Held | Later | str
+    ) -> int | Later:
         """Keeps a window until vLLM has decided; its external tokens, 0 for none."""
+        if isinstance(found, Later):
+            return found
         self._count(request, entry, local_tokens, found)
         if isinstance(found, str):
             return 0

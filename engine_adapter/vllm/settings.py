@@ -40,6 +40,8 @@ class Settings:
         kv_shards: pieces that the key-value heads are stored in; engines of any tensor-parallel
             size up to this share pages.  0: one a head, at most 8.
         deadline_seconds: longest that one lookup may hold up the scheduler.
+        bring_in_seconds: longest that a request waits, outside of the batch, for a longer prefix
+            that the daemon brings into memory.
         thread_deadline_seconds: longest that one call of a worker's threads takes, which hold up
             nobody but the request that waits for its prefix.
         retry_seconds: after a daemon did not answer, it is left alone for so long.
@@ -60,6 +62,7 @@ class Settings:
     model: str = ""
     kv_shards: int = 0
     deadline_seconds: float = 0.25
+    bring_in_seconds: float = 2.0
     thread_deadline_seconds: float = 5.0
     retry_seconds: float = 1.0
     spaces_max: int = 64

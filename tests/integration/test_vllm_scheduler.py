@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.testing.daemon import Daemon
 from engine_adapter.vllm.geometry import Geometry
 from engine_adapter.vllm.jobs import Report, SpaceKey, StepJobs
+from engine_adapter.vllm.matching import LATER
 from engine_adapter.vllm.scheduler import SchedulerHalf
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
@@ -69,6 +71,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def stored(daemon: Daemon) -> None:
+    store(daemon)
+
+
+def store(daemon: Daemon) -> None:
     """Ten pages of TEXT, lineage 2."""
     with Client.connect(daemon.address, namespace=namespace(SpaceKey()), layouts=LAYOUTS) as writer:
         hashes = writer.path_hashes(TEXT[: 10 * PAGE])
@@ -78,7 +84,16 @@ def stored(daemon: Daemon) -> None:
 
 @pytest.fixture
 def half(daemon: Daemon, stored: None) -> Iterator[SchedulerHalf]:
-    settings = Settings(daemon.address, margin_tokens=PAGE, deadline_seconds=5.0)
+    made = half_of(daemon)
+    yield made
+    made.close()
+
+
+def half_of(daemon: Daemon) -> SchedulerHalf:
+    """The scheduler's half of an engine beside a daemon."""
+    settings = Settings(
+        daemon.address, margin_tokens=PAGE, deadline_seconds=5.0, bring_in_seconds=60.0
+    )
     options = settings.lookup_options("scheduler")
 
     def connect(key: SpaceKey) -> Client:
@@ -86,7 +101,7 @@ def half(daemon: Daemon, stored: None) -> Iterator[SchedulerHalf]:
             daemon.address, namespace=namespace(key), layouts=LAYOUTS, options=options
         )
 
-    made = SchedulerHalf(
+    return SchedulerHalf(
         settings,
         Geometry(PAGE, BLOCK),
         shards=2,
@@ -98,8 +113,6 @@ def half(daemon: Daemon, stored: None) -> Iterator[SchedulerHalf]:
         loads=True,
         saves=True,
     )
-    yield made
-    made.close()
 
 
 def step(half: SchedulerHalf, **scheduled: int) -> StepJobs:
@@ -290,3 +303,22 @@ def test_match_after_a_reset_finds_nothing_of_before(half: SchedulerHalf) -> Non
     half.reset()
     assert half.match(request, 0) == 0
     assert half.take_counts()["requests/not_stored"] == 1
+
+
+# ---- what lies in nvme ----
+
+
+def test_match_asks_again_while_a_prefix_is_brought_into_memory(tmp_path: pathlib.Path) -> None:
+    settings = {"tiers.nvme.devices": f"{tmp_path}:64MiB"}
+    with Daemon(tmp_path / "first", settings=settings) as first:
+        store(first)
+    with Daemon(tmp_path / "again", settings=settings) as again:
+        half, request = half_of(again), Request("cold", [*TEXT[:700], 9])
+        answers = [half.match(request, 0)]
+        while answers[-1] is LATER:
+            time.sleep(0.01)
+            answers.append(half.match(request, 0))
+        counts = half.take_counts()
+        half.close()
+    assert answers[0] is LATER and answers[-1] == 9 * PAGE
+    assert counts == {"requests/hit": 1}
