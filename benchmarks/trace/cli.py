@@ -31,6 +31,7 @@ from benchmarks.trace.report import render
 from benchmarks.trace.sizes import DEFAULT_MODEL, sizes_of_model
 from benchmarks.trace.trace import Trace
 from benchmarks.trace.variants import Variant, parse_variant
+from engine_adapter.budget import MARGIN_TOKENS_DEFAULT
 
 REQUESTS_DEFAULT = 1000
 CAPACITIES = ("1/8", "1/2", "1", "1/8+1/2", "1/8+9/8")
@@ -145,10 +146,10 @@ def _add_caches(who: argparse._ArgumentGroup) -> None:
     who.add_argument(
         "--margin-pages",
         type=int,
-        default=1,
         choices=range(65),
         metavar="N",
-        help="of every replayed hit, computed again (default: %(default)s, as in the adapters)",
+        help=f"of every replayed hit, computed again (default: {MARGIN_TOKENS_DEFAULT} tokens, as "
+        "in the adapters)",
     )
 
 
@@ -174,10 +175,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     variants = arguments.policy or [
         parse_variant(text) for text in (QUICK_VARIANTS if arguments.quick else VARIANTS)
     ]
+    margin_pages = arguments.margin_pages
+    if margin_pages is None:
+        margin_pages = -(-MARGIN_TOKENS_DEFAULT // arguments.page_tokens)
     plan = Plan(
         capacities=tuple(capacities),
         variants=tuple(variants),
-        margin_pages=arguments.margin_pages,
+        margin_pages=margin_pages,
         daemon=arguments.daemon,
         jobs=arguments.jobs,
     )

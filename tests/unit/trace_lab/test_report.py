@@ -74,10 +74,11 @@ def test_run_of_a_file_names_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     file = tmp_path / "mine.jsonl"
     lines = [{"tokens": [*range(64 * 40), turn, 5]} for turn in range(4)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    document = document_of(capsys, "--jsonl", str(file), "--capacity", "2", "--policy", "lru")
-    [trace] = document["traces"]
+    words = ["--jsonl", str(file), "--capacity", "2", "--policy", "lru", "--margin-pages", "3"]
+    [trace] = document_of(capsys, *words)["traces"]
     assert trace["trace"] == "mine.jsonl"
-    assert trace["infinite"]["hit_pages"] == 3 * (40 - 1)  # a margin of one page
+    assert trace["infinite"]["hit_pages"] == 3 * (40 - 3)
+    assert trace["infinite"]["lost_pages"] == {"margin": 3 * 3}
 
 
 @pytest.mark.parametrize(
