@@ -16,6 +16,7 @@ Reading order::
     policy.py          which page of a tier goes next
     tier.py            what is asked of a tier: dram, nvme
     boundary.py        the largest boundary that satisfies all needs
+    use_times.py       how long ago a page was used
     moving.py story.py state.py    all of the above in one place, and how pages come and go
     evicting.py balancing.py               making room, in either tier
     requests.py                            checks of what comes in

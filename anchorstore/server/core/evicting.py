@@ -27,9 +27,14 @@ from anchorstore.server.core.pool import Grant, SlotClass
 from anchorstore.server.core.state import State
 from anchorstore.server.core.tier import Tier
 from anchorstore.server.core.types import U32, Bools
+from anchorstore.server.core.use_times import by_limit
 
 THINNED = frozenset({Component.ANCHOR, Component.STATE})
 """Components of which a reader needs only the pages near its boundary."""
+
+
+REASONS = {Field.SLOT_CLASS: "room", Field.COMPONENT: "watermark", Field.NAMESPACE: "quota"}
+"""Why pages leave, by what the room is for."""
 
 
 def evict(
@@ -46,9 +51,14 @@ def evict(
     pages, holes = take_leaves(state, tier, scope, want_bytes, before, may_go, rather_than)
     if not pages:
         return 0
-    left = state.leave(tier, np.array(pages, np.uint32), holes)
+    rows = np.array(pages, np.uint32)
+    ages = state.use_times.ages(state.index.stamp.take(rows), state.seconds)
+    left = state.leave(tier, rows, holes)
     state.ensure(left.kept == 0, "a leased block was evicted")
     count_evicted(state, tier, len(pages), left)
+    state.counters[f"pages_left_{tier.name}_for_{REASONS[scope.field]}"] += len(pages)
+    for limit, count in by_limit(ages).items():
+        state.counters[f"pages_left_{tier.name}_age_{limit}"] += count
     state.note("evict", tier.name, scope, len(pages), "pages", left.gone, "blocks")
     return left.gone + left.moved
 

@@ -23,7 +23,7 @@ from anchorstore.server.core.planning import Plan, Plans, Reach, columns_of_need
 from anchorstore.server.core.promoting import promote
 from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
-from anchorstore.server.core.types import BlockColumns, LookupResult, Miss, Need
+from anchorstore.server.core.types import U32, BlockColumns, LookupResult, Miss, Need
 
 
 def lookup(
@@ -65,7 +65,7 @@ def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResul
     """Uses the path and leases the blocks."""
     _check_leases(state, session, sum(map(len, plan.blocks)))
     waiting = not_admitted(state, plan.pages)
-    state.use(plan.pages)
+    _use(state, plan.pages)
     if len(waiting):
         note_sealed(state, waiting)
     lease_id = 0
@@ -83,6 +83,13 @@ def _hold(state: State, session: Session, plan: Plan, now: float) -> LookupResul
     return LookupResult(
         plan.boundary, plan.resume, lease_id, plan.lineage, Miss.HIT, list(plan.columns)
     )
+
+
+def _use(state: State, pages: U32) -> None:
+    """A reader uses a path.  In SGLang's tree that is no use that counts, but makes it recent."""
+    if not state.config.mirrors_sglang:
+        state.history.used(pages)
+    state.touch(pages)
 
 
 def _check_leases(state: State, session: Session, blocks: int) -> None:
@@ -139,7 +146,7 @@ def touch(state: State, session: Session, hashes: bytes) -> None:
     if session.record.enabled:
         pages = np.unique(state.index.probe(session.record.namespace_id, keys))
         pages = pages[pages != 0]
-        state.use(pages[np.argsort(state.index.page.take(pages), kind="stable")])
+        _use(state, pages[np.argsort(state.index.page.take(pages), kind="stable")])
         state.counters["pages_touched"] += len(pages)
 
 

@@ -3,7 +3,8 @@
 ::
 
     stored    uses, created, priority, sealed_second        in the index, only where a policy or an
-                                                            admission reads them
+                                                            admission reads them; onward, where
+                                                            runs are known (runs.py)
     derived   bytes (of a page's slots in the tier), segment_pages
 
 A page is *born* when its row is made; a use counts when a lookup hits it or a writer offers it.
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from anchorstore.server.core.columns import Columns
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.policies import Moment, PrivatePages, Rows
+from anchorstore.server.core.runs import Runs
 from anchorstore.server.core.types import U16, U32, U64
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ STORED: dict[str, npt.DTypeLike] = {
     "created": np.uint64,
     "priority": np.int16,
     "sealed_second": np.uint32,
+    "onward": np.uint32,
 }
+NOTHING: U32 = np.zeros(0, np.uint32)
 USES_MAX = np.uint16(2**16 - 1)
 
 
@@ -45,6 +49,7 @@ class PageHistory:
     def __init__(self, index: PageIndex) -> None:
         self._index = index
         self._has = {name for name, _, _ in index.columns} & set(STORED)
+        self._runs = Runs(index) if "onward" in self._has else None
 
     @property
     def counts_uses(self) -> bool:
@@ -58,6 +63,7 @@ class PageHistory:
             "created": now.tick,
             "priority": priority,
             "sealed_second": int(max(0.0, now.seconds)),
+            "onward": 0,
         }
         for name in self._has:
             getattr(self._index, name)[pages] = values[name]
@@ -73,6 +79,27 @@ class PageHistory:
         if "priority" in self._has:
             column: npt.NDArray[np.int16] = self._index.priority  # type: ignore[attr-defined]
             column[pages] = np.maximum(column.take(pages), np.int16(priority))
+
+    def stored_together(self, pages: U32) -> None:
+        """Pages that one seal has just made, each behind the one before it, but for gaps."""
+        if self._runs is not None:
+            gaps = np.flatnonzero(np.diff(self._index.page.take(pages)) != 1) + 1
+            for run in np.split(pages, gaps):
+                self._runs.grow(run)
+
+    def cut(self, path: U32) -> U32:
+        """A path [n], 0 for holes, is used: what is left of the run in which it ends counts as
+        used just before; in order."""
+        if self._runs is None or not path.any():
+            return NOTHING
+        return self._runs.cut(int(path[np.flatnonzero(path)[-1]]))
+
+    def gone(self, pages: U32) -> None:
+        """These pages are about to leave the index."""
+        if self._runs is not None:
+            deepest_first = pages[np.argsort(self._index.page.take(pages))[::-1]]
+            for page in deepest_first.tolist():
+                self._runs.forget(page, int(self._index.parent[page]))
 
 
 class TierColumns:

@@ -253,6 +253,7 @@ def _page_rows(state: State, ticket: Ticket, outcome: U8) -> U32:
         )
         rows[missing - first + 1] = fresh
         state.history.born(fresh, state.moment, reservation.priority)
+        state.history.stored_together(fresh)
         record.pages += len(missing)
     state.heal(rows)
     state.touch(rows)

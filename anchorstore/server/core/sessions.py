@@ -41,7 +41,8 @@ KINDS_MAX = 4096
 @dataclasses.dataclass(eq=False)
 class Kind:
     """One kind of block.  `blocks` counts sealed ones and those being written.  `slot_class` is
-    dram's, `cold_class` nvme's: None where there is no such tier, or a block would not fit it."""
+    dram's, `cold_class` nvme's: None where there is no such tier, or no room in it for such blocks.
+    """
 
     kind_id: int
     key: tuple[str, Component, bytes, int]
@@ -307,7 +308,7 @@ class Registry:
         kind = Kind(self._free_kind_ids.pop(), key, block_bytes, first, slot_class, layout)
         for tier in self.tiers[1:]:
             size = cold_slot_bytes_of(block_bytes)
-            if tier.pool.shape(size).slots:
+            if tier.pool.shape(size).slots and tier.pool.allowed_segments(component):
                 kind.cold_class = tier.pool.class_of(domain, component, size)
         self.kinds[key] = self.by_kind_id[kind.kind_id] = kind
         self.component_of_kind[kind.kind_id] = int(component)

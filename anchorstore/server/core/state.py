@@ -39,6 +39,7 @@ from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Re
 from anchorstore.server.core.story import Story
 from anchorstore.server.core.tier import DramTier, NvmeTier, Tier
 from anchorstore.server.core.types import U8, U32, Bools, Positions, StoreConfig
+from anchorstore.server.core.use_times import UseTimes
 
 PAGES_EXPECTED_MAX = 2**20
 BLOCKS_EXPECTED_MAX = 2**21
@@ -94,6 +95,7 @@ class State(Story):
         self.counters: collections.Counter[str] = collections.Counter()
         self.tick = 1
         self.seconds = 0.0
+        self.use_times = UseTimes()
         self.next_id = 1  # reservations and tickets
 
     @property
@@ -369,6 +371,7 @@ class State(Story):
         if not len(pages):
             return
         owners = index.namespace.take(pages)
+        self.history.gone(pages)
         index.remove(pages)
         for namespace_id, count in zip(*np.unique(owners, return_counts=True), strict=True):
             record = self.registry.by_namespace_id[int(namespace_id)]
@@ -385,15 +388,13 @@ class State(Story):
             pages = pages[self.index.namespace.take(pages) != 0]
         return gone, kept
 
-    def use(self, pages: U32) -> int:
-        """A use of a path that counts: a lookup hit it, or a writer offered it.  See `touch`."""
-        self.history.used(pages)
-        return self.touch(pages)
-
     def touch(self, pages: U32) -> int:
         """One use of a path: its pages [n] get new stamps, rising along the path, so that no two
         pages ever share one.  Returns the first: whatever is older was not part of this use."""
-        first = self.tick + 1
-        self.tick += len(pages)
-        self.index.stamp[pages.astype(np.intp)] = np.arange(first, self.tick + 1, dtype=np.uint64)
+        self.use_times.note(self.tick + 1, self.seconds)
+        rest = self.history.cut(pages)
+        for rows in (rest, pages) if len(rest) else (pages,):
+            first, self.tick = self.tick + 1, self.tick + len(rows)
+            ticks = np.arange(first, self.tick + 1, dtype=np.uint64)
+            self.index.stamp[rows.astype(np.intp)] = ticks
         return first

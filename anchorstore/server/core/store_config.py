@@ -120,6 +120,8 @@ class StoreConfig:
             each.
         default_max_lineage: deepest lineage that a namespace stores; 255 = any.
         policy: the order of eviction from dram; None for lru.
+        mirrors_sglang: whether that order shall be SGLang's to the page: only a writer's offer
+            counts as a use, and runs of pages are known (runs.py), for 4 bytes a page.
         nvme: the second tier, if there is one.
     """
 
@@ -145,6 +147,7 @@ class StoreConfig:
     reserves: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     default_max_lineage: int = 16
     policy: Policy | None = None
+    mirrors_sglang: bool = False
     nvme: NvmeShape | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +169,7 @@ class StoreConfig:
         return self.quotas.get((domain, model), self.default_quota_bytes)
 
     def page_columns(self) -> set[str]:
-        """Columns of pages that policies and the admission read."""
+        """Columns of pages that policies, the admission and runs need."""
         readers = [self.policy, *((self.nvme.policy, self.nvme.admission) if self.nvme else ())]
-        return {name for reader in readers if reader is not None for name in reader.columns}
+        names = {name for reader in readers if reader is not None for name in reader.columns}
+        return names | ({"onward"} if self.mirrors_sglang else set())

@@ -436,3 +436,19 @@ def test_reserved_share_of_nvme_is_nobody_elses() -> None:
     small.write_all()
     assert tiers_of(kept, kept.path(2)) == ["dn", "dn"] and small.store.check() == []
     assert [tiers_of(other, other.path(1, name))[0] for name in "abc"] == ["dn", "dn", "d"]
+
+
+def test_page_that_leaves_is_counted_by_reason_and_age() -> None:
+    small = Tiered(segments=1, high_watermark=0.5, low_watermark=0.25)
+    engine = small.session()
+    engine.put(engine.path(1, "old"))
+    small.now = 100.0
+    engine.put(engine.path(3, "new"))
+    small.write_all()
+    small.now = 130.0
+    engine.put(engine.path(1, "next"))
+    assert small.store.counters["pages_left_dram_for_room"] == 1
+    assert small.store.counters["pages_left_dram_age_600"] == 1, "used 130 seconds ago"
+    assert small.store.evict_step(130.0, 8) > 0
+    assert small.store.counters["pages_left_dram_for_watermark"] > 0
+    assert small.store.counters["pages_left_dram_age_60"] > 0, "used 30 seconds ago"
