@@ -34,9 +34,10 @@ def test_order_same_steps_same_victims(
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "priority", "fifo"])
 def test_store_same_steps_same_victims(tree_class: type[SglangTree], policy: str) -> None:
-    trace = Trace(tree_class(policy, "python", PAGE_TOKENS), StoreTwin(policy, NAMESPACE), seed=9)
+    ours = StoreTwin(policy, NAMESPACE)
+    trace = Trace(tree_class(policy, "python", PAGE_TOKENS), ours, seed=9)
     trace.run()
-    assert trace.ours.store.check() == []
+    assert ours.store.check() == []
     assert trace.evictions > 200 and trace.evicted > STEPS
 
 
