@@ -20,10 +20,14 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
-from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorWork
+from anchorstore.config.hbm import HbmConfig
+from anchorstore.errors import ConfigError
+from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorConfig, MirrorWork
 from anchorstore.server.core.types import BlockColumns, Gone
 from anchorstore.tiers.base import Moved, Moves, Tier
-from anchorstore.tiers.hbm import HbmCounters, HbmTier
+from anchorstore.tiers.hbm import HbmCounters, HbmOptions, HbmTier, daemon_tier
+from anchorstore.transport.cuda import CudaDevice, CudaError
+from anchorstore.transport.cuda_driver import DriverDevice
 from anchorstore.transport.segment import RECORD, Places, SegmentShape, slot_bytes_of
 
 
@@ -81,12 +85,20 @@ class Hot:
         self.mirror.forget(gone)
 
     def lost(self) -> None:
-        """The tier is offline."""
+        """The tier is offline, and every copy gone with it."""
         self.mirror.clear()
+
+    def close(self) -> None:
+        """Waits for copies under way, or for a stuck device's deadline; gives the memory back."""
+        self.hbm.close()
 
     def descriptor(self, segment_id: int) -> int:
         """Head of a segment that a session of the domain may map; LookupError for another id."""
         return self.hbm.descriptor(self.hbm.index_of(segment_id))
+
+    def start_of(self, segment_id: int) -> int:
+        """Where in the slab that segment begins; LookupError likewise."""
+        return self.hbm.index_of(segment_id) * self.hbm.segment_bytes
 
     # ---- copies ----
 
@@ -155,6 +167,47 @@ class Hot:
             copies=dict(self.mirror.counters),
             moved=dataclasses.replace(tier.counters),
         )
+
+
+def open_hot(
+    config: HbmConfig,
+    dram: Tier,
+    boot_id: bytes,
+    warn: Callable[[str], None],
+    fail: Callable[[str, BaseException], None],
+    make_device: Callable[[int], CudaDevice] = DriverDevice,
+) -> Hot:
+    """The tier that the configuration names; ConfigError where it cannot be had.  On the event
+    loop: it blocks for as long as the driver takes to start, some 100 ms to seconds.
+
+    `warn` is told when memory cannot be pinned and when the device is lost.
+    """
+    assert config.device is not None, "no device is configured"
+    loop = asyncio.get_running_loop()
+    try:
+        device = make_device(config.device.ordinal)
+    except CudaError as error:
+        raise ConfigError(f"tiers.hbm.device: {config.device} cannot be used: {error}") from error
+
+    def lost(reason: str) -> None:  # in a lane's thread
+        warn(f"hbm: {config.device} is offline, the pool serves on: {reason}")
+        loop.call_soon_threadsafe(hot.lost)
+
+    tier = daemon_tier(
+        device,
+        config.device.capacity_bytes,
+        config.tier_segment_bytes,
+        boot_id,
+        config.domain,
+        HbmOptions(
+            config.lanes, config.pinned_bytes // 2, config.deadline_seconds, config.queue_jobs
+        ),
+        warn,
+        lost,
+    )
+    mirror = Mirror(MirrorConfig(tier.segments, tier.segment_bytes, config.sightings))
+    hot = Hot(mirror, dram, tier, fail)
+    return hot
 
 
 def is_hbm(segment_id: int) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 from anchorstore.errors import InvalidRequest
 from anchorstore.transport.cuda import HANDLE_BYTES, CudaDevice, CudaError
+from anchorstore.transport.segment import SegmentView
 
 BUS_ID_CHARACTERS_MAX = 32
 ALIGN_BYTES = 4096  # of a slab within its allocation
@@ -115,3 +116,34 @@ class OpenSlab:
     def close(self) -> None:
         """Unmaps it.  No copy out of it may be under way."""
         self.device.close_handle(self._base)
+
+
+class DeviceSegment:
+    """A segment of the hbm tier as its readers have it: the head mapped, the slots in a slab.
+
+    To read a block, check its record or generation, copy it on the device, wait for that copy, and
+    look again: where slot_stands() still holds, the bytes are the sealed ones.
+
+    Args:
+        head: header and records, in host memory.
+        start: where in the slab the segment begins.
+    """
+
+    def __init__(self, head: SegmentView, slab: OpenSlab, start: int) -> None:
+        self.head, self._slab, self._start = head, slab, start
+        slab.place(start, head.first_slot_offset + head.slots * head.slot_bytes)
+
+    def block(self, slot: int, block_bytes: int) -> DeviceBytes:
+        """The block in a slot, in place; InvalidRequest outside the slots."""
+        head = self.head
+        if not 0 <= slot < head.slots or block_bytes > head.slot_bytes:
+            raise InvalidRequest(
+                f"segment {head.segment_id}: no block of {block_bytes} bytes in slot {slot} of "
+                f"{head.slots}"
+            )
+        offset = head.first_slot_offset + slot * head.slot_bytes
+        return self._slab.view(self._start + offset, block_bytes)
+
+    def slot_stands(self, slot: int, generation: int) -> bool:
+        """Whether what was read in the slot since it showed `generation` is what it showed."""
+        return self.head.slot_stands(slot, generation)

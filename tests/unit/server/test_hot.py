@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 import xxhash
 
+from anchorstore.config.hbm import DEVICE, HbmConfig
+from anchorstore.errors import ConfigError, InvalidRequest
 from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorConfig
 from anchorstore.server.core.types import BlockColumns, Gone
-from anchorstore.server.hot import Hot, is_hbm
+from anchorstore.server.hot import Hot, is_hbm, open_hot
 from anchorstore.server.mover import CopyPlan, CopyResult, copy_slice
 from anchorstore.testing.fake_cuda import FakeCuda, FakeGpu
 from anchorstore.tiers.dram import DramTier
 from anchorstore.tiers.hbm import HbmOptions, daemon_tier
 from anchorstore.transport import cuda
-from anchorstore.transport.device_memory import OpenSlab
+from anchorstore.transport.cuda_driver import DriverDevice
+from anchorstore.transport.device_memory import DeviceSegment, OpenSlab
 from anchorstore.transport.segment import PLACE, Places, SegmentShape, SegmentView
 
 BOOT = bytes(16)
@@ -124,14 +127,13 @@ class World:
 
     def read(self, place: np.void) -> bytes | None:
         """As an engine reads a block on its device; None where it did not stand."""
-        view, slot = self.view(int(place["segment"])), int(place["slot"])
-        start = self.hbm.index_of(int(place["segment"])) * SEGMENT_BYTES + SHAPE.offset(slot)
+        segment_id, slot, generation, _ = place.tolist()
+        segment = DeviceSegment(self.view(segment_id), self.slab, self.hot.start_of(segment_id))
+        block = segment.block(slot, BLOCK_BYTES)
         found, stream = np.zeros(BLOCK_BYTES, np.uint8), self.engine.make_stream()
-        self.engine.to_host(
-            found.ctypes.data, self.slab.place(start, BLOCK_BYTES), BLOCK_BYTES, stream
-        )
+        self.engine.to_host(found.ctypes.data, block.address, block.size_bytes, stream)
         self.engine.finish(stream, 1.0)
-        return found.tobytes() if view.slot_stands(slot, int(place["generation"])) else None
+        return found.tobytes() if segment.slot_stands(slot, generation) else None
 
     def close(self) -> None:
         self.slab.close()
@@ -154,6 +156,17 @@ async def test_blocks_looked_up_again_are_read_on_the_device(world: World) -> No
     assert all(is_hbm(int(segment)) for segment in found["segment"])
     assert [world.read(place) for place in found] == [block.tobytes() for block in world.data]
     assert not world.failures and world.hot.mirror.check() == []
+
+
+async def test_block_outside_of_a_segment_on_the_device_is_refused(world: World) -> None:
+    for _ in range(2):
+        await world.look()
+    segment = DeviceSegment(world.view(IDS_FROM), world.slab, world.hot.start_of(IDS_FROM))
+    for slot, size in ((SHAPE.slots, 1), (-1, 1), (0, SHAPE.slot_bytes + 1)):
+        with pytest.raises(InvalidRequest, match=f"bytes in slot {slot} of {SHAPE.slots}"):
+            segment.block(slot, size)
+    with pytest.raises(InvalidRequest, match="exceed its"):
+        DeviceSegment(world.view(IDS_FROM), world.slab, 4 * SEGMENT_BYTES)
 
 
 async def test_record_on_the_device_is_that_of_the_block_in_dram(world: World) -> None:
@@ -235,6 +248,56 @@ async def test_lost_device_is_said_once_and_answers_go_on_without_it(world: Worl
     memory = mmap.mmap(world.hot.descriptor(int(found["segment"][0])), SEGMENT_BYTES, prot=1)
     assert memory[:8] == bytes(8), "whoever maps the head sees that it is over"
     world.gpu.lost_code = cuda.SUCCESS  # for the fixture
+
+
+async def opened(world: World, written: str) -> tuple[Hot, list[str]]:
+    """The tier that a configuration names, on the world's device, and what is told of it."""
+    told: list[str] = []
+    config = HbmConfig(device=DEVICE.parse(written), segment_bytes=SEGMENT_BYTES, sightings=1)
+    hot = open_hot(
+        config,
+        world.dram,
+        BOOT,
+        told.append,
+        lambda name, error: told.append(repr(error)),
+        make_device=lambda ordinal: FakeCuda(world.gpu, ordinal),
+    )
+    return hot, told
+
+
+async def test_tier_of_the_configuration_copies_and_tells_when_it_is_lost(world: World) -> None:
+    hot, told = await opened(world, "cuda:1:8MiB")
+    world.hot, before = hot, world.hot
+    [found] = hot.places("default", [world.columns()], [BLOCK_BYTES])
+    await world.rest()
+    [found] = hot.places("default", [world.columns()], [BLOCK_BYTES])
+    assert found["segment"].all() and hot.status().device == "cuda:1 at 0000:01:00.0"
+    world.gpu.lost_code = cuda.ILLEGAL_ADDRESS
+    hot.forget([Gone("default", 5, np.arange(COUNT, dtype=np.uint32))])
+    hot.places("default", [world.columns()], [BLOCK_BYTES])
+    await world.rest()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(told) == 1 and "cuda:1:8MiB is offline, the pool serves on: " in told[0]
+    assert hot.status().blocks == 0
+    hot.close()
+    world.gpu.lost_code, world.hot = cuda.SUCCESS, before
+
+
+async def test_tier_that_cannot_be_had_is_refused_by_its_key(world: World) -> None:
+    with pytest.raises(ConfigError, match=r"tiers.hbm: 512GiB cannot be had on cuda:0, .* free"):
+        await opened(world, "cuda:0:512GiB")
+    config = HbmConfig(device=DEVICE.parse("cuda:7:1GiB"))
+    missing = "libcuda-that-is-not-there.so.1"
+    with pytest.raises(ConfigError, match=r"tiers.hbm.device: cuda:7:1GiB cannot be used: libcuda"):
+        open_hot(
+            config,
+            world.dram,
+            BOOT,
+            print,
+            lambda name, error: None,
+            make_device=lambda ordinal: DriverDevice(ordinal, missing),
+        )
 
 
 async def test_broken_invariant_in_a_copy_reaches_the_supervisor(world: World) -> None:
