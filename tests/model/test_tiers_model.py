@@ -14,7 +14,7 @@ import pytest
 
 from tests.model.tier_walk import OPERATIONS, TierWalk
 
-STEPS = 2_500
+STEPS = 2_000
 MUST_COME_TO = (
     *("pages_evicted", "pages_demoted", "pages_evicted_nvme", "blocks_promoted"),
     *("blocks_corrupt", "nvme_blocks_written", "nvme_blocks_write_failed"),

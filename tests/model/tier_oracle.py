@@ -7,6 +7,7 @@ stay, dram waits for nvme, anchors and states are thinned.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 from anchorstore.layout import Component
@@ -53,6 +54,7 @@ class Picture:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.freed: collections.Counter[tuple[str, Component]] = collections.Counter()
         index, table = state.index, state.blocks
         self.pages = {
             row: Page(int(index.parent[row]), int(index.stamp[row]), [])
@@ -90,6 +92,7 @@ class Picture:
     def leave(self, block: Block, tier: str) -> None:
         """A block loses its place."""
         block.tiers.remove(tier)
+        self.freed[tier, block.component] += block.sizes[tier]
 
     def evict(self, tier: str, component: Component, want: int, waits: bool) -> int:
         """Leaves, least recently used first."""
@@ -141,7 +144,7 @@ class Picture:
         waits, draining, gone = self.state.waits_for_nvme(tier), set(tier.draining), 0
         for component in Component:
             capacity = tier.pool.capacity_bytes(component)
-            used = tier.pool.used_bytes(component)
+            used = tier.pool.used_bytes(component) - self.freed[tier.name, component]
             if used > tier.high_watermark * capacity:
                 draining.add(component)
             over = used - int(tier.low_watermark * capacity)
