@@ -200,6 +200,24 @@ def _devices_text(interval: Interval) -> str:
     return table(["DEVICE", "READ", "WRITTEN", "READS", "WRITES", "STATE"], rows, "lrrrrl")
 
 
+def _ages_text(interval: Interval) -> str:
+    """How long ago pages that left a tier had been used, where any did."""
+    lines = []
+    for tier in interval.after.tiers:
+        prefix = f"pages_left_{tier.name}_age_"
+        names = [name for name in interval.after.counters if name.startswith(prefix)]
+        rates = {name.removeprefix(prefix): interval.rate(name) for name in names}
+        ages = sorted((float(age), rate) for age, rate in rates.items() if rate)
+        if ages:
+            shown = ", ".join(f"{_within(age)} {rate:.1f}" for age, rate in ages)
+            lines.append(f"left {tier.name}/s, last used: {shown}\n")
+    return "".join(lines)
+
+
+def _within(seconds: float) -> str:
+    return "longer ago" if seconds == float("inf") else f"within {elapsed(seconds)}"
+
+
 def _gone_text(interval: Interval) -> str:
     """Why blocks and pages went, where any did."""
     reasons = (
@@ -213,4 +231,4 @@ def _gone_text(interval: Interval) -> str:
     )
     found = [f"{text} {interval.rate(name):.1f}" for text, name in reasons if interval.rate(name)]
     waiting = f"waiting for nvme {status_count(interval, 'blocks_to_demote')}"
-    return "gone/s: " + (", ".join(found) or "nothing") + f"; {waiting}\n"
+    return "gone/s: " + (", ".join(found) or "nothing") + f"; {waiting}\n" + _ages_text(interval)

@@ -178,13 +178,12 @@ class AsyncClient(Face):
         *,
         layouts: Sequence[int],
         lineage: int = 0,
+        priority: int = 0,
         deadline_seconds: float | None = None,
     ) -> Opening[AsyncReservation]:
         """See Client.reserve; await it or enter it."""
-        chosen = tuple(layouts)
-        steps = reserving.reserve(
-            self._session, parent_hash, first_page, path_hashes, chosen, lineage, deadline_seconds
-        )
+        path, chosen = (parent_hash, first_page, path_hashes), tuple(layouts)
+        steps = reserving.reserve(self._session, *path, chosen, lineage, deadline_seconds, priority)
         return Opening(self._reservation(chosen, steps))
 
     async def _reservation(
@@ -200,12 +199,12 @@ class AsyncClient(Face):
         blocks: Mapping[int, BlockRows],
         *,
         lineage: int = 0,
+        priority: int = 0,
         deadline_seconds: float | None = None,
     ) -> PutOutcome:
         """See Client.put."""
-        steps = reserving.put(
-            self._session, parent_hash, first_page, path_hashes, blocks, lineage, deadline_seconds
-        )
+        path = (parent_hash, first_page, path_hashes)
+        steps = reserving.put(self._session, *path, blocks, lineage, deadline_seconds, priority)
         return await self._run(steps)
 
     # ---- the end ----

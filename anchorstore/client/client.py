@@ -176,6 +176,7 @@ class Client(Face):
         *,
         layouts: Sequence[int],
         lineage: int = 0,
+        priority: int = 0,
         deadline_seconds: float | None = None,
     ) -> Reservation:
         """Asks which blocks of a run of pages are wanted, and gives memory to write them to.
@@ -186,14 +187,11 @@ class Client(Face):
             path_hashes: 32 n bytes.
             layouts: positions among the client's layouts.
             lineage: replays behind the blocks to come; 0 for exact ones.
+            priority: where the daemon evicts by priority; pages keep the highest they ever had.
         """
-        session, chosen = self._session, tuple(layouts)
-        answer = self._run(
-            reserving.reserve(
-                session, parent_hash, first_page, path_hashes, chosen, lineage, deadline_seconds
-            )
-        )
-        return Reservation(self, chosen, answer)
+        path, chosen = (parent_hash, first_page, path_hashes), tuple(layouts)
+        steps = reserving.reserve(self._session, *path, chosen, lineage, deadline_seconds, priority)
+        return Reservation(self, chosen, self._run(steps))
 
     def put(
         self,
@@ -203,12 +201,12 @@ class Client(Face):
         blocks: Mapping[int, BlockRows],
         *,
         lineage: int = 0,
+        priority: int = 0,
         deadline_seconds: float | None = None,
     ) -> PutOutcome:
         """Stores a run of pages.  `blocks` maps a layout to n buffers (None: not this page's)."""
-        steps = reserving.put(
-            self._session, parent_hash, first_page, path_hashes, blocks, lineage, deadline_seconds
-        )
+        path = (parent_hash, first_page, path_hashes)
+        steps = reserving.put(self._session, *path, blocks, lineage, deadline_seconds, priority)
         return self._run(steps)
 
     # ---- the end ----

@@ -17,6 +17,7 @@ from anchorstore.wire.v1 import store_pb2 as store
 LINEAGE_ANY = 255
 LAYOUTS_MAX = 255
 UINT32_MAX = 2**32 - 1
+PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
 WAIT_SECONDS_MAX = 86_400.0
 
 

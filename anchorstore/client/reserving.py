@@ -11,6 +11,8 @@ from anchorstore.client.buffers import BlockRows, Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.options import (
     LINEAGE_ANY,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
     UINT32_MAX,
     check_hashes,
     check_layouts,
@@ -40,12 +42,14 @@ def reserve(
     layouts: tuple[int, ...],
     lineage: int,
     deadline_seconds: float | None,
+    priority: int = 0,
 ) -> Steps[Answer]:
     """Asks which blocks are wanted; where some are, the staging memory is there afterwards.
 
     `parent_hash` of None stands for the root digest.
     """
     pages = _check_reserve(session, parent_hash, first_page, hashes, layouts, lineage)
+    check_range("reserve: priority", priority, PRIORITY_MAX, least=PRIORITY_MIN)
     until = session.until(deadline_seconds)
     reason = yield from session.enter(until)
     if reason:
@@ -60,6 +64,7 @@ def reserve(
             path_hashes=hashes,
             layouts=layouts,
             lineage=lineage,
+            priority=priority,
         )
         return (request.SerializeToString(),)
 
@@ -130,6 +135,7 @@ def put(
     blocks: Mapping[int, BlockRows],
     lineage: int,
     deadline_seconds: float | None,
+    priority: int = 0,
 ) -> Steps[PutOutcome]:
     """Reserves, fills and seals a whole run, as many Seals as the staging memory asks for."""
     layouts = tuple(sorted(blocks))
@@ -140,7 +146,7 @@ def put(
                 f"put: {len(blocks[layout])} blocks of layout {layout} for {pages} pages"
             )
     answer = yield from reserve(
-        session, parent_hash, first_page, hashes, layouts, lineage, deadline_seconds
+        session, parent_hash, first_page, hashes, layouts, lineage, deadline_seconds, priority
     )
     reservation = ReservationBase(session, layouts, answer)
     try:

@@ -89,6 +89,11 @@ def _nvme(config: Config) -> Iterator[str]:
             f"tiers.nvme.segment is {segment} bytes, must be a multiple of "
             f"{format_bytes(MEMORY_PAGE_BYTES)}"
         )
+    if nvme.admission_least_bytes > nvme.admission_most_bytes:
+        yield (
+            f"tiers.nvme.admission_least is {format_bytes(nvme.admission_least_bytes)}, must not "
+            f"exceed tiers.nvme.admission_most, {format_bytes(nvme.admission_most_bytes)}"
+        )
     if nvme.low_watermark >= nvme.high_watermark:
         yield (
             f"tiers.nvme.low_watermark is {nvme.low_watermark:g}, must be below "

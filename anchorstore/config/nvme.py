@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anchorstore.config import values
+from anchorstore.config.eviction import ADMISSIONS, policy_setting, ttl_setting
 from anchorstore.config.fields import setting
 from anchorstore.units import GIB, MIB
 
@@ -177,6 +178,27 @@ class NvmeConfig:
         0.95,
         "Part of a component's capacity at which such an eviction stops.",
         "Together with tiers.nvme.high_watermark.",
+    )
+    policy: str = policy_setting()
+    ttl_seconds: float = ttl_setting()
+    admission: str = setting(
+        values.choice(*ADMISSIONS),
+        "always",
+        "What is worth a place: everything, pages used twice (what more than one request wanted), "
+        "or pages of at least admission_least and at most admission_most bytes.",
+        '"second-sight" where most prefixes are never asked for again, to spare the devices.',
+    )
+    admission_least_bytes: int = setting(
+        values.size("0B", "16TiB"),
+        "0B",
+        'Least that a page\'s blocks take together where admission is "size".',
+        "Together with tiers.nvme.admission.",
+    )
+    admission_most_bytes: int = setting(
+        values.size("0B", "16TiB"),
+        "16TiB",
+        'Most that a page\'s blocks take together where admission is "size".',
+        "Together with tiers.nvme.admission.",
     )
 
     @property

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from anchorstore.config import values
+from anchorstore.config.eviction import policy_setting, ttl_setting
 from anchorstore.config.fields import setting
 from anchorstore.config.nvme import NvmeConfig
 from anchorstore.units import GIB, MIB
@@ -86,6 +87,8 @@ class DramConfig:
         "Part of a component's capacity at which such an eviction stops.",
         "Together with tiers.dram.high_watermark.",
     )
+    policy: str = policy_setting()
+    ttl_seconds: float = ttl_setting()
 
     @property
     def pool_segment_bytes(self) -> int:
@@ -199,6 +202,8 @@ class NamespaceRule:
     quota_bytes: int | None = None
     max_lineage: int | None = None
     nvme_quota_bytes: int | None = None
+    reserve_bytes: int | None = None
+    nvme_reserve_bytes: int | None = None
 
 
 _RULE_KINDS: Mapping[str, tuple[str, values.Kind]] = {
@@ -206,6 +211,8 @@ _RULE_KINDS: Mapping[str, tuple[str, values.Kind]] = {
     "model": ("model", values.text()),
     "quota": ("quota_bytes", values.size("0B")),
     "nvme_quota": ("nvme_quota_bytes", values.size("0B")),
+    "reserve": ("reserve_bytes", values.size("0B")),
+    "nvme_reserve": ("nvme_reserve_bytes", values.size("0B")),
     "max_lineage": ("max_lineage", values.count(0, LINEAGE_ANY)),
 }
 
@@ -287,30 +294,32 @@ class NamespacesConfig:
         RULES,
         [],
         "Exceptions by domain and model: [[namespaces.rules]] with domain, model and quota, "
-        "nvme_quota, max_lineage or several of them.",
+        "reserve (bytes that others never evict), nvme_quota, nvme_reserve, max_lineage or several "
+        "of them.",
         "For the models that matter most, or least.",
     )
 
+    def _rules_of(self, attribute: str) -> dict[tuple[str, str], int]:
+        """By (domain, model), what rules set of one thing."""
+        found = {(rule.domain, rule.model): getattr(rule, attribute) for rule in self.rules}
+        return {key: value for key, value in found.items() if value is not None}
+
     def quotas(self) -> dict[tuple[str, str], int]:
         """Quota in bytes by (domain, model), where a rule sets one; 0 = none."""
-        return {
-            (rule.domain, rule.model): rule.quota_bytes
-            for rule in self.rules
-            if rule.quota_bytes is not None
-        }
+        return self._rules_of("quota_bytes")
 
     def nvme_quotas(self) -> dict[tuple[str, str], int]:
         """The same for the nvme tier."""
-        return {
-            (rule.domain, rule.model): rule.nvme_quota_bytes
-            for rule in self.rules
-            if rule.nvme_quota_bytes is not None
-        }
+        return self._rules_of("nvme_quota_bytes")
+
+    def reserves(self) -> dict[tuple[str, str], int]:
+        """Bytes in memory that others never evict, by (domain, model), where a rule sets them."""
+        return self._rules_of("reserve_bytes")
+
+    def nvme_reserves(self) -> dict[tuple[str, str], int]:
+        """The same for the nvme tier."""
+        return self._rules_of("nvme_reserve_bytes")
 
     def max_lineages(self) -> dict[tuple[str, str], int]:
         """Deepest lineage stored by (domain, model), where a rule sets one."""
-        return {
-            (rule.domain, rule.model): rule.max_lineage
-            for rule in self.rules
-            if rule.max_lineage is not None
-        }
+        return self._rules_of("max_lineage")

@@ -9,6 +9,7 @@ from anchorstore.config import Config
 from anchorstore.errors import ConfigError
 from anchorstore.layout import Component
 from anchorstore.server.auth import Authenticator, read_admin_tokens, read_tokens
+from anchorstore.server.core.policies import POLICIES, Lru, Policy, Ttl
 from anchorstore.server.core.types import NvmeShape, StoreConfig
 from anchorstore.server.limits import ServiceLimits, TcpLimits
 
@@ -40,9 +41,18 @@ def store_config(config: Config, nvme: NvmeShape | None = None) -> StoreConfig:
         max_leased_blocks=limits.leased_blocks,
         default_quota_bytes=spaces.quota_bytes,
         quotas=spaces.quotas(),
+        reserves=spaces.reserves(),
         default_max_lineage=spaces.max_lineage,
+        policy=policy_of(dram.policy, dram.ttl_seconds),
         nvme=nvme,
     )
+
+
+def policy_of(name: str, ttl_seconds: float) -> Policy | None:
+    """The order in which a tier's pages go; None for the core's own, which is lru."""
+    if name == Lru.name:
+        return None
+    return Ttl(ttl_seconds) if name == Ttl.name else POLICIES[name]()
 
 
 def service_limits(config: Config) -> ServiceLimits:

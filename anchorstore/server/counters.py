@@ -26,6 +26,11 @@ def _by_suffix(prefix: str, *suffixes: str) -> dict[str, tuple[str, ...]]:
     return {f"{prefix}_{suffix}": (suffix,) for suffix in suffixes}
 
 
+TIERS = ("dram", "nvme")
+EVICTION_REASONS = ("room", "watermark", "quota")
+EVICTION_AGES = ("1", "10", "60", "600", "3600", "21600", "86400", "inf")
+"""Seconds since the last use, at most; those of anchorstore.server.core.use_times."""
+
 COUNTERS = (
     CounterSpec(
         "lookups",
@@ -87,6 +92,23 @@ COUNTERS = (
         {"pages_demoted": ()},
     ),
     CounterSpec(
+        "pages_left",
+        "Pages that a tier gave up for others, by what the room was for: a writer (room), the "
+        "watermark, a namespace's quota.",
+        ("tier", "reason"),
+        {
+            f"pages_left_{tier}_for_{reason}": (tier, reason)
+            for tier in TIERS
+            for reason in EVICTION_REASONS
+        },
+    ),
+    CounterSpec(
+        "pages_left_by_age",
+        "The same pages, by seconds since their last use: within `age`, and beyond the one below.",
+        ("tier", "age"),
+        {f"pages_left_{tier}_age_{age}": (tier, age) for tier in TIERS for age in EVICTION_AGES},
+    ),
+    CounterSpec(
         "nvme_blocks",
         "Blocks on their way to and from nvme, by event: written, write_failed, refused (nvme had "
         "no room), passed_over (too many waited), promoted (read, proven, in memory again), joined "
@@ -114,6 +136,13 @@ COUNTERS = (
             "blocks_thinned_nvme": ("thinned",),
             "blocks_undoubled": ("undoubled",),
         },
+    ),
+    CounterSpec(
+        "hbm_copies",
+        "Copies of blocks on a CUDA device, by event: made, found (by lookups), failed, evicted "
+        "(for others), lost (with the device).",
+        ("event",),
+        _by_suffix("copies", "made", "found", "failed", "evicted", "lost"),
     ),
     CounterSpec(
         "promotions",

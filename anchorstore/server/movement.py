@@ -7,6 +7,7 @@
        journal <-- note_blocks <-- finish_demote <-------+  Done: which blocks were written
        journal <-- note_gone   <-- take_cold_gone           what nvme gave up
 
+What a device had no time for is tried again, with pauses, as long as some device takes blocks.
 Few batches are on their way at a time, each of some milliseconds of writing, so that little of the
 pool is pinned.  While no device takes a block the core is told, and lets memory go unwritten; one
 batch now and then finds out whether that has passed.
@@ -15,8 +16,10 @@ batch now and then finds out whether that has passed.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 
 from anchorstore.clock import Clock
 from anchorstore.server.core.store import Store
@@ -25,7 +28,7 @@ from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.nvme.health import State
 from anchorstore.tiers.nvme.notes import NamespaceNote
-from anchorstore.tiers.nvme.plans import Done, WritePlan
+from anchorstore.tiers.nvme.plans import Done, Status, WritePlan, chosen
 from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
 
@@ -35,7 +38,19 @@ BATCH_BLOCKS_MAX = 256
 BATCHES_A_DEVICE = 2
 PAUSE_SECONDS = 0.25  # between two looks where nobody wakes us
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
+TRIES_MAX = 4  # of blocks that a device had no time for, before they wait for their turn again
 FLUSH_POLL_SECONDS = 0.01
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Batch:
+    """Blocks on their way.  Masks [n]: `ok` are written, `left` are tried again."""
+
+    ticket: int
+    plan: WritePlan
+    ok: npt.NDArray[np.bool_]
+    left: npt.NDArray[np.bool_]
+    tries: int = 1
 
 
 class Movement:
@@ -94,11 +109,16 @@ class Movement:
         if work is None:
             return False
         self._block_bytes = float(work.block_bytes.mean())
-        plan = self._plan(work)
+        everything = np.ones(len(work), np.bool_)
         self.in_flight += 1
-        writing = asyncio.wrap_future(self.nvme.write(plan, self._tier.memory))
-        writing.add_done_callback(lambda done: self._written(work.ticket, plan, done))
+        self._write(_Batch(work.ticket, self._plan(work), ~everything, everything))
         return True
+
+    def _write(self, batch: _Batch) -> None:
+        plan = chosen(batch.plan, batch.left)
+        assert isinstance(plan, WritePlan)
+        writing = asyncio.wrap_future(self.nvme.write(plan, self._tier.memory))
+        writing.add_done_callback(lambda done: self._written(batch, done))
 
     def _plan(self, work: DemoteWork) -> WritePlan:
         """The work with the tier's numbers of namespaces and kinds."""
@@ -123,19 +143,33 @@ class Movement:
             checksum=work.checksum,
         )
 
-    def _written(self, ticket: int, plan: WritePlan, writing: asyncio.Future[Done]) -> None:
+    def _written(self, batch: _Batch, writing: asyncio.Future[Done]) -> None:
         """An error here is a bug: the supervisor is told."""
-        self.in_flight -= 1
         try:
-            ok = writing.result().ok
-            stands = self._core.finish_demote(ticket, ok, self._clock.now())
-            self.note_gone()
-            if stands.any():
-                self.nvme.note_blocks(plan.entries(stands))
-            self._learn(wrote=bool(ok.any()))
+            status = writing.result().status
+            batch.ok[batch.left] = status == Status.OK
+            batch.left[batch.left] = (status == Status.LATE) | (status == Status.REFUSED)
+            if batch.left.any() and batch.tries < TRIES_MAX and self._can_write():
+                pause = RETRY_SECONDS * 2**batch.tries
+                batch.tries += 1
+                asyncio.get_running_loop().call_later(pause, self._write, batch)
+                return
+            self.in_flight -= 1
+            self._finish(batch)
         except Exception as error:  # noqa: BLE001 - handed to the supervisor, whatever it is
             self._supervisor.fail("movement", error)
         self.wake()
+
+    def _finish(self, batch: _Batch) -> None:
+        stands = self._core.finish_demote(batch.ticket, batch.ok, self._clock.now())
+        self.note_gone()
+        if stands.any():
+            self.nvme.note_blocks(batch.plan.entries(stands))
+        self._learn(wrote=bool(batch.ok.any()))
+
+    def _can_write(self) -> bool:
+        """Whether some device takes blocks, now or soon."""
+        return any(device.health.state == State.HEALTHY for device in self.nvme.devices)
 
     def _learn(self, wrote: bool) -> None:
         """Nothing could be written: the core need not wait for it, until the next try."""
@@ -176,5 +210,4 @@ class Movement:
         await self.flushed(max(0.0, until - self._clock.now()))
 
     def _is_busy(self) -> bool:
-        can_write = any(device.health.state == State.HEALTHY for device in self.nvme.devices)
-        return bool(self.in_flight or (can_write and self._core.blocks_to_demote))
+        return bool(self.in_flight or (self._can_write() and self._core.blocks_to_demote))

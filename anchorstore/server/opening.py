@@ -19,6 +19,8 @@ from structlog.typing import FilteringBoundLogger
 from anchorstore.clock import Clock
 from anchorstore.config import Config, NvmeConfig
 from anchorstore.layout import Component
+from anchorstore.server.assembly import policy_of
+from anchorstore.server.core.admission import ADMISSIONS, Admission, Always, Size
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import NvmeShape
 from anchorstore.tiers.nvme.device import Options
@@ -70,6 +72,13 @@ def open_tier(
     )
 
 
+def admission_of(nvme: NvmeConfig) -> Admission | None:
+    """What is worth a place in the tier; None for everything."""
+    if nvme.admission == Size.name:
+        return Size(nvme.admission_least_bytes, nvme.admission_most_bytes)
+    return None if nvme.admission == Always.name else ADMISSIONS[nvme.admission]()
+
+
 def nvme_shape(config: Config, tier: NvmeTier) -> NvmeShape:
     """The core's part of an opened tier."""
     nvme, spaces = config.tiers.nvme, config.namespaces
@@ -87,6 +96,9 @@ def nvme_shape(config: Config, tier: NvmeTier) -> NvmeShape:
         queue_blocks=nvme.waiting_blocks,
         default_quota_bytes=spaces.nvme_quota_bytes,
         quotas=spaces.nvme_quotas(),
+        reserves=spaces.nvme_reserves(),
+        policy=policy_of(nvme.policy, nvme.ttl_seconds),
+        admission=admission_of(nvme),
     )
 
 

@@ -268,6 +268,7 @@ class Service:
             layouts,
             convert.check_lineage(request.lineage),
             self.clock.now(),
+            request.priority,
         )
         return pb.ReserveResponse(
             reservation_id=result.reservation_id,

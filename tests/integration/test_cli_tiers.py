@@ -86,6 +86,8 @@ def moving() -> Callable[[admin_pb2.StatusRequest], admin_pb2.StatusResponse]:
                 blocks_promoted=20 * step,
                 nvme_blocks_written=40 * step,
                 pages_demoted=30 * step,
+                pages_left_dram_age_600=28 * step,
+                pages_left_dram_age_inf=2 * step,
             )
 
     left = answers()
@@ -113,6 +115,7 @@ def test_screen_of_an_interval_shows_rates() -> None:
     assert ["nvme", "1TiB", "512GiB", "(50%)", "1,000", "20.0", "0.0"] in lines
     [device] = [line for line in text.splitlines() if line.startswith("/mnt/nvme0")]
     assert device.split()[1:5] == ["10MiB/s", "20MiB/s", "5", "0"]
+    assert "left dram/s, last used: within 10m00s 14.0, longer ago 1.0" in text
     assert "pages demoted 15.0" in text and "waiting for nvme 17" in text
 
 

@@ -38,7 +38,7 @@ def no_sockets_left() -> Iterator[None]:
 
 @pytest.fixture
 def config(tmp_path: pathlib.Path) -> Config:
-    return tiered(tmp_path, tiers__nvme__deadline=0.2, tiers__nvme__engine="threads")
+    return tiered(tmp_path, tiers__nvme__deadline=20.0, tiers__nvme__engine="threads")
 
 
 @pytest.fixture
@@ -89,11 +89,14 @@ def test_eio_of_one_slot_loses_its_block_alone(config: Config, faults: Faults) -
         assert device_of(here).read_errors > 0 and device_of(here).state == "healthy"
 
 
-def test_stuck_device_delays_nobody_beyond_his_wait(config: Config, faults: Faults) -> None:
+def test_stuck_device_delays_nobody_beyond_his_wait(
+    config: Config, faults: Faults, tmp_path: pathlib.Path
+) -> None:
     with running(config) as here:
         cold = put_to_nvme(here, 1)
-    with running(config, faults.open) as here:
-        warm = put_to_nvme(here, 1000)
+    impatient = tiered(tmp_path, tiers__nvme__deadline=0.2, tiers__nvme__engine="threads")
+    with running(impatient, faults.open) as here:
+        warm = put(here, 1000)
         faults.hold("read")
         engine = Engine(here.socket)
         answer = engine.lookup(cold, wait_ms=200)

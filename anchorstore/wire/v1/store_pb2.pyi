@@ -142,20 +142,22 @@ class DetachResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session_id", "parent_hash", "first_page", "path_hashes", "layouts", "lineage")
+    __slots__ = ("session_id", "parent_hash", "first_page", "path_hashes", "layouts", "lineage", "priority")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
     PATH_HASHES_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     parent_hash: bytes
     first_page: int
     path_hashes: bytes
     layouts: _containers.RepeatedScalarFieldContainer[int]
     lineage: int
-    def __init__(self, session_id: _Optional[bytes] = ..., parent_hash: _Optional[bytes] = ..., first_page: _Optional[int] = ..., path_hashes: _Optional[bytes] = ..., layouts: _Optional[_Iterable[int]] = ..., lineage: _Optional[int] = ...) -> None: ...
+    priority: int
+    def __init__(self, session_id: _Optional[bytes] = ..., parent_hash: _Optional[bytes] = ..., first_page: _Optional[int] = ..., path_hashes: _Optional[bytes] = ..., layouts: _Optional[_Iterable[int]] = ..., lineage: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("reservation_id", "verdicts", "reason", "ttl_ms")

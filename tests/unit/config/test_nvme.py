@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from anchorstore.cli import settings
-from anchorstore.config import DeviceConfig, NamespaceRule, load, parse_override
+from anchorstore.config import DeviceConfig, NamespaceRule, eviction, load, parse_override
 from anchorstore.config.render import values_plain, values_text
 from anchorstore.errors import ConfigError
+from anchorstore.server.assembly import policy_of
+from anchorstore.server.core.admission import ADMISSIONS
+from anchorstore.server.core.policies import POLICIES
 from anchorstore.units import GIB, MIB, TIB
 
 KEY = "tiers.nvme.devices"
@@ -78,6 +81,11 @@ def test_devices_of_every_layer_are_the_same(tmp_path: Path) -> None:
         (("tiers.nvme.low_watermark=0.98",), ("tiers.nvme.high_watermark, 0.98",)),
         (("tiers.nvme.write=never",), ('"behind", "demote"',)),
         (("tiers.nvme.engine=uring",), ('"io_uring"',)),
+        (("tiers.nvme.policy=mru",), ('"lfu"',)),
+        (
+            ("tiers.nvme.admission_least=2MiB", "tiers.nvme.admission_most=1MiB"),
+            ("tiers.nvme.admission_least is 2MiB", "tiers.nvme.admission_most, 1MiB"),
+        ),
         (("tiers.nvme.depth=0",), ("tiers.nvme.depth", "1 to 1024")),
     ],
 )
@@ -104,9 +112,20 @@ def test_segment_auto_follows_the_smallest_device(devices: str, segment_bytes: i
     assert config.tiers.nvme.tier_segment_bytes == segment_bytes
 
 
+def test_names_of_policies_and_admissions_are_the_cores() -> None:
+    assert set(eviction.POLICIES) == set(POLICIES)
+    assert set(eviction.ADMISSIONS) == set(ADMISSIONS)
+    for name in POLICIES:
+        found = policy_of(name, 60.0)
+        assert found is None if name == "lru" else found is not None and found.name == name
+
+
 def test_rules_of_nvme_quotas_are_kept_apart(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
-    file.write_text('[[namespaces.rules]]\ndomain = "a"\nmodel = "m"\nnvme_quota = "1TiB"\n')
+    file.write_text(
+        '[[namespaces.rules]]\ndomain = "a"\nmodel = "m"\nnvme_quota = "1TiB"\nreserve = "1GiB"\n'
+    )
     spaces = load(file, {}).config.namespaces
-    assert spaces.rules == (NamespaceRule("a", "m", nvme_quota_bytes=TIB),)
+    assert spaces.rules == (NamespaceRule("a", "m", nvme_quota_bytes=TIB, reserve_bytes=GIB),)
     assert spaces.nvme_quotas() == {("a", "m"): TIB} and spaces.quotas() == {}
+    assert spaces.reserves() == {("a", "m"): GIB} and spaces.nvme_reserves() == {}

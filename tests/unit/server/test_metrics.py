@@ -20,7 +20,7 @@ from tests.tidy.checkout import ROOT
 CORE = ROOT / "anchorstore" / "server" / "core"
 LABELS = {
     "tier", "component", "outcome", "reason", "carrier", "method", "limit", "lineage", "event",
-    "version", "le",
+    "version", "le", "device", "direction", "age",
 }  # fmt: skip
 
 
@@ -43,7 +43,15 @@ def status() -> admin_pb2.StatusResponse:
                         component=store_pb2.COMPONENT_ANCHOR, used_bytes=10, blocks=5
                     )
                 ],
-            )
+            ),
+            admin_pb2.TierStatus(
+                name="nvme",
+                devices=[
+                    admin_pb2.DeviceStatus(
+                        path="/mnt/nvme0", state="read-only", bytes_read=5, bytes_written=6
+                    )
+                ],
+            ),
         ],
         namespaces=[
             admin_pb2.NamespaceStatus(domain="team-a", model="qwen", enabled=True),
@@ -54,6 +62,7 @@ def status() -> admin_pb2.StatusResponse:
             "blocks_declined_quota": 4,
             "hits_lineage_2": 1,
             "staging_used_bytes": 8,
+            "pages_left_dram_age_60": 3,
             "of_tomorrow": 9,
         },
     )
@@ -118,6 +127,12 @@ def registry() -> CollectorRegistry:
         ("connections", {"carrier": "unix"}, 1),
         ("connections_refused_total", {"carrier": "tcp", "reason": "limit"}, 1),
         ("ready", {}, 1),
+        ("device_state", {"device": "/mnt/nvme0"}, 1),
+        ("device_bytes_total", {"device": "/mnt/nvme0", "direction": "write"}, 6),
+        ("device_bytes_total", {"device": "/mnt/nvme0", "direction": "read"}, 5),
+        ("pages_left_total", {"tier": "nvme", "reason": "room"}, 0),
+        ("pages_left_by_age_total", {"tier": "dram", "age": "60"}, 3),
+        ("limit_bytes", {"limit": "tiers.nvme.segment"}, 4 * 2**20),
     ],
 )
 def test_metric_of_the_state_has_its_value(

@@ -1,0 +1,37 @@
+"""What the tiers' sections share: in which order pages go.  Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anchorstore.config import values
+from anchorstore.config.fields import setting
+
+POLICIES = (*("lru", "lfu", "slru", "priority", "fifo", "flop-aware", "segment-length", "ttl"),)
+"""Names of anchorstore.server.core.policies.POLICIES."""
+
+ADMISSIONS = ("always", "second-sight", "size")
+"""Names of anchorstore.server.core.admission.ADMISSIONS."""
+
+
+def policy_setting() -> Any:
+    """The key `policy` of a tier."""
+    return setting(
+        values.choice(*POLICIES),
+        "lru",
+        "Which pages go first, leaves before the pages that they continue: used least recently "
+        "(lru), least often (lfu), once only (slru), of the lowest priority, come first (fifo), "
+        "cheapest to compute again for their bytes (flop-aware), at the end of short private "
+        "prefixes (segment-length), or sealed longer than `ttl` ago.",
+        "`python -m benchmarks.trace` compares them on a trace of your own.",
+    )
+
+
+def ttl_setting() -> Any:
+    """The key `ttl` of a tier."""
+    return setting(
+        values.duration("1s", "8760h"),
+        "1h",
+        'Age from which pages go first where `policy` is "ttl".',
+        "By how long conversations pause.",
+    )
