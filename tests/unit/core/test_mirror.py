@@ -175,6 +175,26 @@ def test_slot_size_without_its_share_takes_the_stalest_segment_of_another() -> N
     assert found(made, places(0, 1, segment=9)) == [True, True]
 
 
+def test_slot_size_takes_from_nobody_who_has_no_more_than_a_share() -> None:
+    made = mirror(segments=2, sightings=1)
+    copied(made, places(0, 1))
+    copied(made, places(0, segment=9), STATE)
+    made.find(places())
+    assert made.see(places(0, segment=11), 12_288) is None
+    assert found(made, places(0, 1)) == [True, True]
+    assert found(made, places(0, segment=9)) == [True]
+
+
+def test_segment_of_dram_whose_blocks_are_all_gone_is_forgotten() -> None:
+    made = mirror()
+    copied(made, places(0, 1))
+    made.see(places(5), KV)
+    for slots in ([0, 1], [5]):
+        assert made._known
+        made.forget([Gone("acme", 7, np.array(slots, np.uint32))])
+    assert not made._known
+
+
 def test_segment_that_is_written_is_taken_from_nobody() -> None:
     made = mirror(segments=2, sightings=1)
     one = sure(made.see(places(0, 1, 2, 3), KV))
