@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from anchorstore.tiers.nvme.health import Health
-from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, Run
+from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, Place, Run
 from anchorstore.tiers.nvme.plans import Status
 from anchorstore.tiers.nvme.scheduler import Scheduler
 from anchorstore.tiers.nvme.seam import FileSeam, aligned
@@ -32,7 +32,7 @@ EngineFactory = Callable[[FileSeam, Scheduler, Health, int], Engine]
 
 
 def conclude(
-    scheduler: Scheduler, health: Health, run: Run, scratch: memoryview, code: int
+    scheduler: Scheduler, health: Health, run: Run, places: list[Place], code: int
 ) -> None:
     """Ends a run with the kernel's answer: 0, or an error number."""
     job = run.job
@@ -44,7 +44,7 @@ def conclude(
         job.status[run.start] = Status.FAILED
     else:
         try:
-            job.complete(run, scratch)
+            job.complete(run, places)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
             job.error = error
         health.worked(job.is_write)
@@ -64,10 +64,10 @@ def advanced(buffers: Sequence[Any], count: int) -> list[Any]:
     return left
 
 
-def move(file: FileSeam, run: Run, scratch: memoryview) -> int:
+def move(file: FileSeam, run: Run, places: list[Place]) -> int:
     """Moves all bytes of a run; 0, or the error number that ended it."""
     job = run.job
-    buffers, offset = job.prepare(run, scratch), job.place_of(run)
+    buffers, offset = job.prepare(run, places), job.offset_of(run)
     call = file.pwritev if job.is_write else file.preadv
     try:
         while buffers:
@@ -99,12 +99,13 @@ class ThreadEngine:
         scratch = aligned(SCRATCH_BYTES)
         while (run := self._scheduler.take(wait=True)) is not None:
             try:
-                code = move(self._file, run, scratch)
+                places = run.job.places_of(run, scratch)
+                code = move(self._file, run, places)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
                 run.job.error = error
                 self._scheduler.ended(run)
                 continue
-            conclude(self._scheduler, self._health, run, scratch, code)
+            conclude(self._scheduler, self._health, run, places, code)
 
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""

@@ -49,8 +49,31 @@ FRAME_ENTRIES_MAX = 65_536
 FRAME_PAYLOAD_MAX = 8 * MIB
 
 FOOTER_MAGIC = b"ANCHFTR1"
-FOOTER = struct.Struct("<8sIIIB3xQQ32s32sQIHH")  # then the xxh3 of these 120 bytes
+FOOTER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("generation", "<u4"),
+        ("page", "<u4"),
+        ("block_bytes", "<u4"),
+        ("lineage", "u1"),
+        ("zero", "u1", 3),
+        ("checksum", "<u8"),
+        ("layout_key", "<u8"),
+        ("path_hash", "<u8", 4),
+        ("parent_hash", "<u8", 4),
+        ("device_key", "<u8"),
+        ("namespace", "<u4"),
+        ("kind", "<u2"),
+        ("zero_too", "<u2"),
+        ("footer_checksum", "<u8"),
+    ]
+)
+"""What proves a slot without the journal."""
 FOOTER_BYTES = 128
+FOOTER_GENERATION, FOOTER_BLOCK = slice(8, 12), slice(16, 72)
+"""What a reader compares: the generation; size, lineage, checksum, layout key and path hash."""
+FOOTER_DEVICE = slice(104, 112)
+_FOOTER_BODY_BYTES = 120
 
 ENTRY = np.dtype(
     [
@@ -73,7 +96,7 @@ Entries = npt.NDArray[Any]  # of ENTRY
 Buffer = bytes | bytearray | memoryview
 
 assert _SUPERBLOCK.size < SUPERBLOCK_BYTES and ENTRY.itemsize == 96
-assert FRAME_HEADER.size + 8 == FRAME_HEADER_BYTES and FOOTER.size + 8 == FOOTER_BYTES
+assert FRAME_HEADER.size + 8 == FRAME_HEADER_BYTES and FOOTER.itemsize == FOOTER_BYTES
 
 
 def align(size: int) -> int:
@@ -278,53 +301,24 @@ def frame_header_of(head: Buffer) -> FrameHeader | None:
     return FrameHeader(kind, journal_id, sequence, count, size, payload_xxh3)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Footer:
-    """What proves a slot without the journal.  Hashes are 32 bytes."""
-
-    generation: int
-    page: int
-    block_bytes: int
-    lineage: int
-    checksum: int
-    layout_key: int
-    path_hash: bytes
-    parent_hash: bytes
-    namespace: int
-    kind: int
-
-    def encoded(self, device_key: int) -> bytes:
-        """128 bytes; `device_key` is the start of the device's id."""
-        body = FOOTER.pack(
-            FOOTER_MAGIC,
-            self.generation,
-            self.page,
-            self.block_bytes,
-            self.lineage,
-            self.checksum,
-            self.layout_key,
-            self.path_hash,
-            self.parent_hash,
-            device_key,
-            self.namespace,
-            self.kind,
-            0,
-        )
-        return body + _CHECKSUM.pack(xxh3(body))
-
-
 def device_key_of(device_id: bytes) -> int:
     """What the footers of a device show of its id."""
     return int.from_bytes(device_id[:8], "little")
 
 
-def footer_of(data: Buffer, device_key: int) -> Footer | None:
-    """The footer in 128 bytes; None where there is none, a damaged one, or another device's."""
-    if len(data) != FOOTER_BYTES or bytes(data[: len(FOOTER_MAGIC)]) != FOOTER_MAGIC:
-        return None
-    body = bytes(data[: FOOTER.size])
-    if _CHECKSUM.unpack_from(data, FOOTER.size)[0] != xxh3(body):
-        return None
-    values = FOOTER.unpack(body)
-    *fields, found_key, namespace, kind, _ = values[1:]
-    return Footer(*fields, namespace, kind) if found_key == device_key else None  # type: ignore[call-arg]
+def sealed_footers(footers: npt.NDArray[Any]) -> bytes:
+    """The bytes of an array [n] of FOOTER, each with its magic and its own checksum."""
+    footers["magic"] = FOOTER_MAGIC
+    data = footers.tobytes()
+    starts = range(0, len(data), FOOTER_BYTES)
+    footers["footer_checksum"] = [xxh3(data[at : at + _FOOTER_BODY_BYTES]) for at in starts]
+    return footers.tobytes()
+
+
+def is_footer(data: bytes, device_key: int) -> bool:
+    """Whether 128 bytes are a sound footer that this device has written."""
+    return (
+        data.startswith(FOOTER_MAGIC)
+        and data[FOOTER_DEVICE] == device_key.to_bytes(8, "little")
+        and _CHECKSUM.unpack_from(data, _FOOTER_BODY_BYTES)[0] == xxh3(data[:_FOOTER_BODY_BYTES])
+    )

@@ -22,12 +22,23 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorstore.tiers.nvme import format as nvme_format
-from anchorstore.tiers.nvme.format import FOOTER_BYTES, UNIT_BYTES, Footer, footer_of, xxh3
+from anchorstore.tiers.nvme.format import (
+    FOOTER,
+    FOOTER_BLOCK,
+    FOOTER_BYTES,
+    FOOTER_GENERATION,
+    UNIT_BYTES,
+    xxh3,
+)
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan, promise
 
 MemoryOf = Callable[[int], npt.NDArray[np.uint8]]
 """All bytes of the memory that a plan's `segment_index` names."""
 
+_FOOTER_NAMES = (
+    *("generation", "page", "block_bytes", "lineage", "checksum", "layout_key"),
+    *("path_hash", "parent_hash", "namespace", "kind"),
+)
 RUN_BYTES_MAX = 1024 * 1024
 RUN_BLOCKS_MAX = 64
 TAIL_BYTES_MAX = 2 * UNIT_BYTES
@@ -82,12 +93,19 @@ class Job:
         self._segments: list[int] = plan.segment_index.tolist()
         self._offsets: list[int] = plan.offset.tolist()
         self._bytes: list[int] = plan.block_bytes.tolist()
-        self._generations: list[int] = plan.generation.tolist()
-        self._checksums: list[int] = plan.checksum.tolist()
-        self._keys: list[int] = plan.layout_key.tolist()
-        self._lineages: list[int] = plan.lineage.tolist()
-        self._hashes = np.ascontiguousarray(plan.path_hash)
+        self._footers = self._footers_of(plan)
         self.runs = collections.deque(self._cut(places, sizes.astype(np.int64)))
+
+    def _footers_of(self, plan: WritePlan | ReadPlan) -> bytes:
+        """128 bytes a block: what its footer shows, as far as the plan says."""
+        footers = np.zeros(len(plan), FOOTER)
+        footers["device_key"] = self._device_key
+        for name in _FOOTER_NAMES:
+            footers[name] = getattr(plan, name, 0)
+        return nvme_format.sealed_footers(footers)
+
+    def _footer(self, index: int) -> bytes:
+        return self._footers[index * FOOTER_BYTES : (index + 1) * FOOTER_BYTES]
 
     def _cut(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[Run]:
         """Runs of neighbours, none above the limits but for a single block."""
@@ -109,31 +127,32 @@ class Job:
         """The run of one block alone."""
         return Run(self, index, index + 1, nvme_format.slot_bytes_of(self._bytes[index]))
 
-    def place_of(self, run: Run) -> int:
+    def offset_of(self, run: Run) -> int:
         """Where the run starts in the file."""
         return self._places[run.start]
 
-    def prepare(self, run: Run, scratch: memoryview) -> list[Any]:
+    def prepare(self, run: Run, places: list[Place]) -> list[Any]:
         """The buffers of a run, in the file's order."""
         buffers: list[Any] = []
-        for index, place in zip(range(run.start, run.stop), self._split(run, scratch), strict=True):
+        for index, place in enumerate(places, run.start):
             if len(place.whole):
                 buffers.append(place.whole)
             buffers.append(place.tail)
             self._before(index, place)
         return buffers
 
-    def complete(self, run: Run, scratch: memoryview) -> None:
+    def complete(self, run: Run, places: list[Place]) -> None:
         """The kernel has moved all bytes of the run."""
-        for index, place in zip(range(run.start, run.stop), self._split(run, scratch), strict=True):
+        for index, place in enumerate(places, run.start):
             self.status[index] = self._after(index, place)
 
-    def tails(self, run: Run, scratch: memoryview) -> Iterator[tuple[memoryview, int]]:
+    def tails(self, run: Run, places: list[Place]) -> Iterator[tuple[memoryview, int]]:
         """The scratch of each slot's end, and where that lies in the file."""
-        for index, place in zip(range(run.start, run.stop), self._split(run, scratch), strict=True):
+        for index, place in enumerate(places, run.start):
             yield place.tail, self._places[index] + len(place.whole)
 
-    def _split(self, run: Run, scratch: memoryview) -> list[Place]:
+    def places_of(self, run: Run, scratch: memoryview) -> list[Place]:
+        """Where the parts of each block of a run go to or come from."""
         places, used = [], 0
         for index in range(run.start, run.stop):
             size, offset = self._bytes[index], self._offsets[index]
@@ -154,39 +173,17 @@ class Job:
         """Judges what was moved."""
         raise NotImplementedError
 
-    def path_hash(self, index: int) -> bytes:
-        """32 bytes."""
-        return bytes(self._hashes[index])
-
 
 class WriteJob(Job):
     """Blocks on their way to the device."""
 
     is_write = True
 
-    def __init__(self, plan: WritePlan, *rest: Any) -> None:
-        super().__init__(plan, *rest)
-        self._pages: list[int] = plan.page.tolist()
-        self._namespaces: list[int] = plan.namespace.tolist()
-        self._kinds: list[int] = plan.kind.tolist()
-        self._parents = np.ascontiguousarray(plan.parent_hash)
-
     def _before(self, index: int, place: Place) -> None:
         tail, size = place.tail, len(place.rest)
         tail[:size] = place.rest.data
         tail[size:-FOOTER_BYTES] = bytes(len(tail) - size - FOOTER_BYTES)
-        tail[-FOOTER_BYTES:] = Footer(
-            generation=self._generations[index],
-            page=self._pages[index],
-            block_bytes=self._bytes[index],
-            lineage=self._lineages[index],
-            checksum=self._checksums[index],
-            layout_key=self._keys[index],
-            path_hash=self.path_hash(index),
-            parent_hash=self._parents[index].tobytes(),
-            namespace=self._namespaces[index],
-            kind=self._kinds[index],
-        ).encoded(self._device_key)
+        tail[-FOOTER_BYTES:] = self._footer(index)
 
     def _after(self, index: int, place: Place) -> Status:
         return Status.OK
@@ -195,25 +192,24 @@ class WriteJob(Job):
 class ReadJob(Job):
     """Blocks on their way to memory."""
 
-    def judge_footers(self, run: Run, scratch: memoryview) -> None:
+    def __init__(self, plan: ReadPlan, *where: Any) -> None:
+        super().__init__(plan, *where)
+        self._checksums: list[int] = plan.checksum.tolist()
+
+    def judge_footers(self, run: Run, places: list[Place]) -> None:
         """The ends of the slots are there: what they say, whatever lies before them."""
-        for index, place in zip(range(run.start, run.stop), self._split(run, scratch), strict=True):
+        for index, place in enumerate(places, run.start):
             self.status[index] = self._footer_verdict(index, place)
 
     def _footer_verdict(self, index: int, place: Place) -> Status:
-        footer = footer_of(place.tail[-FOOTER_BYTES:], self._device_key)
-        if footer is None:
+        found, wanted = bytes(place.tail[-FOOTER_BYTES:]), self._footer(index)
+        if not nvme_format.is_footer(found, self._device_key):
             return Status.FOREIGN
-        if (
-            footer.generation != self._generations[index]
-            or footer.path_hash != self.path_hash(index)
-            or footer.layout_key != self._keys[index]
-            or footer.block_bytes != self._bytes[index]
-            or footer.lineage != self._lineages[index]
-            or footer.checksum != self._checksums[index]
-        ):
-            return Status.OTHER
-        return Status.OK
+        is_it = (
+            found[FOOTER_BLOCK] == wanted[FOOTER_BLOCK]
+            and found[FOOTER_GENERATION] == wanted[FOOTER_GENERATION]
+        )
+        return Status.OK if is_it else Status.OTHER
 
     def _after(self, index: int, place: Place) -> Status:
         verdict = self._footer_verdict(index, place)

@@ -20,7 +20,7 @@ from anchorstore.tiers.nvme import format as nvme_format
 from anchorstore.tiers.nvme.device import read_superblock
 from anchorstore.tiers.nvme.engines import move
 from anchorstore.tiers.nvme.format import FOOTER_BYTES, UNIT_BYTES, Entries, Superblock
-from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, ReadJob, Run
+from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, Place, ReadJob, Run
 from anchorstore.tiers.nvme.plans import ReadPlan, Status
 from anchorstore.tiers.nvme.region import read_region
 from anchorstore.tiers.nvme.replay import Recovered
@@ -149,9 +149,10 @@ def _judged(
     scratch = aligned(SCRATCH_BYTES)
     while job.runs:
         run = job.runs.popleft()
-        code = (move if checksums else _move_footers)(file, run, scratch)
+        places = job.places_of(run, scratch)
+        code = (move if checksums else _move_footers)(file, run, places)
         if not code:
-            (job.complete if checksums else job.judge_footers)(run, scratch)
+            (job.complete if checksums else job.judge_footers)(run, places)
         elif run.stop - run.start > 1:
             job.runs.extendleft(job.single(index) for index in range(run.start, run.stop))
         else:
@@ -159,9 +160,9 @@ def _judged(
     return job.status
 
 
-def _move_footers(file: FileSeam, run: Run, scratch: memoryview) -> int:
+def _move_footers(file: FileSeam, run: Run, places: list[Place]) -> int:
     """Reads the end of each slot alone; 0, or the error number that ended it."""
-    for tail, offset in run.job.tails(run, scratch):
+    for tail, offset in run.job.tails(run, places):
         try:
             if file.preadv([tail], offset) < len(tail):
                 return errno.EIO

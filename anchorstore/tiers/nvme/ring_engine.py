@@ -21,7 +21,7 @@ from typing import Any
 
 from anchorstore.tiers.nvme.engines import advanced, conclude
 from anchorstore.tiers.nvme.health import Health
-from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, SCRATCH_BYTES, Run
+from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, SCRATCH_BYTES, Place, Run
 from anchorstore.tiers.nvme.ring import READ, READV, WRITEV, Ring
 from anchorstore.tiers.nvme.scheduler import Scheduler
 from anchorstore.tiers.nvme.seam import FileSeam, aligned
@@ -38,6 +38,7 @@ class _Lane:
     scratch: memoryview
     vectors: Any  # uint64[2 * _VECTORS_MAX]: address, length
     run: Run | None = None
+    places: list[Place] = dataclasses.field(default_factory=list)
     buffers: list[Any] = dataclasses.field(default_factory=list)
     offset: int = 0
 
@@ -85,14 +86,15 @@ class RingEngine:
     def _begin(self, lane: _Lane, run: Run) -> None:
         lane.run = run
         try:
-            lane.buffers = run.job.prepare(run, lane.scratch)
+            lane.places = run.job.places_of(run, lane.scratch)
+            lane.buffers = run.job.prepare(run, lane.places)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
             run.job.error = error
             self._scheduler.ended(run)
             lane.run = None
             self._free.append(lane)
             return
-        lane.offset = run.job.place_of(run)
+        lane.offset = run.job.offset_of(run)
         self._push(lane)
 
     def _push(self, lane: _Lane) -> None:
@@ -120,8 +122,8 @@ class RingEngine:
             if lane.buffers:  # the file ends here
                 code = errno.ENOSPC if run.job.is_write else errno.EIO
         lane.buffers = []
-        conclude(self._scheduler, self._health, run, lane.scratch, code)
-        lane.run = None
+        conclude(self._scheduler, self._health, run, lane.places, code)
+        lane.run, lane.places = None, []
         self._free.append(lane)
 
     def close(self, timeout_seconds: float) -> bool:
