@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PANEL_INCHES = (5.0, 4.0)
+TWO_TIERS = ", dram + nvme"
 STYLES = {"belady": "k--", "checkpoints": ":", "anchorstore": "-"}
 """By the first word of a cache's name."""
 
@@ -69,14 +70,14 @@ def _panel(panel: Any, trace: Mapping[str, Any]) -> None:
     parts = {}
     for line in trace["caches"]:
         part = line["capacity_bytes"] / trace["working_set_bytes"]
-        tiers = " + nvme" if line["nvme_bytes"] and line["cache"].startswith("anchorstore") else ""
+        tiers = TWO_TIERS if line["nvme_bytes"] and line["cache"].startswith("anchorstore") else ""
         lines.setdefault(line["cache"] + tiers, []).append((part, 100 * line["hit_rate"]))
         parts[round(part, 3)] = line["capacity"]
     panel.axhline(100 * trace["infinite"]["hit_rate"], color="0.7", label="infinite")
     for name, points in lines.items():
         capacities, rates = zip(*sorted(points), strict=True)
-        style = "o" if name.endswith("+ nvme") else STYLES[name.split()[0]]
-        panel.plot(capacities, rates, style, marker="." if style != "o" else "o", label=name)
+        style = "o" if name.endswith(TWO_TIERS) else f".{STYLES[name.split()[0]]}"
+        panel.plot(capacities, rates, style, label=name)
     panel.set_xscale("log", base=2)
     panel.set_xticks(list(parts), list(parts.values()), rotation=45)
     panel.set_ylim(0, 100)

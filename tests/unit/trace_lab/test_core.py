@@ -84,8 +84,8 @@ def test_store_under_pressure_accounts_for_every_page_seen(sizes: Sizes) -> None
 def test_store_of_every_variant_accounts_for_every_page_seen(
     variant: Variant, sizes: Sizes
 ) -> None:
-    trace = generate("agents", 25, seed=2, page_tokens=PAGE)
-    memory = parse_capacity("1/8+1/4").of(trace.distinct * sizes.page_bytes)
+    trace = generate("agents", 14, seed=2, page_tokens=PAGE)
+    memory = parse_capacity("1/4+1/3").of(trace.distinct * sizes.page_bytes)
     cache = StoreCache(trace, sizes, memory, variant, margin_pages=1)
     assert cache.name == f"anchorstore {variant}"
     assert serve_all(cache)["hit"] > 0
