@@ -84,7 +84,7 @@ def read_cold(address: str, go: Iterator[object]) -> None:
     for path, _ in zip(itertools.cycle(paths), go, strict=False):
         with client.lookup(path, [NeedAll(0, 0)], margin_pages=0, wait_seconds=5.0) as window:
             served += window.resume_pages
-    print(f"served {served}", flush=True)
+    print(served, flush=True)
     client.close()
 
 
@@ -124,7 +124,7 @@ def child(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
+            if pipe is not None and not pipe.closed:
                 pipe.close()
 
 
@@ -175,7 +175,9 @@ def measure(path: pathlib.Path | None, rounds: int, lookups: int) -> dict[str, o
             known = Paths(daemon.address, count=4)
             taken = [one_round(known, cold, daemon.pid, lookups) for _ in range(rounds)]
             known.client.close()
+            cold_pages, _ = cold.communicate(timeout=60)
     document: dict[str, object] = {"machine": harness.machine(), "lookups": lookups}
+    document["cold_bytes_served"] = int(cold_pages) * COLD_BLOCK_BYTES
     for at, word in enumerate(("idle", "io", "cpu")):
         phases = [phases[at] for phases in taken]
         document[word] = {
