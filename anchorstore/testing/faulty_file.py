@@ -12,6 +12,7 @@ decides::
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import pathlib
 import threading
@@ -113,7 +114,8 @@ class FaultyFile:
 
     @property
     def descriptor(self) -> int:
-        return self._real.descriptor
+        """None for others: what goes by it would meet no fault."""
+        raise OSError(errno.EOPNOTSUPP, "a faulty file is worked by threads")
 
     def size(self) -> int:
         return self._real.size()

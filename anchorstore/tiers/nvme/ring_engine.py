@@ -49,7 +49,8 @@ class RingEngine:
     name = "io_uring"
 
     def __init__(self, file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> None:
-        self._file, self._scheduler, self._health = file, scheduler, health
+        self._descriptor = file.descriptor
+        self._scheduler, self._health = scheduler, health
         count = depth + max(1, depth // 2)  # reads and writes have their own bounds
         self._ring = Ring(count + 1)
         vectors = ctypes.c_uint64 * (2 * _VECTORS_MAX)
@@ -106,7 +107,7 @@ class RingEngine:
             at += 2
         operation = WRITEV if lane.run.job.is_write else READV
         address = ctypes.addressof(lane.vectors)
-        self._ring.push(operation, self._file.descriptor, address, at // 2, lane.offset, lane.tag)
+        self._ring.push(operation, self._descriptor, address, at // 2, lane.offset, lane.tag)
 
     def _landed(self, lane: _Lane, result: int) -> None:
         """One operation has ended, perhaps with less than was asked for."""

@@ -37,7 +37,7 @@ class FileSeam(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """For an engine that talks to the kernel itself."""
+        """For an engine that talks to the kernel itself; OSError where it may not."""
 
     def size(self) -> int:
         """Bytes of the file or block device."""
