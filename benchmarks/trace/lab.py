@@ -95,7 +95,9 @@ class Bench:
             "capacity_bytes": memory.total_bytes,
             "nvme_bytes": memory.nvme_bytes,
         }
-        return about | self.serve_all(self.make(name, memory))
+        found = self.serve_all(self.make(name, memory))
+        self.say(f"{self.trace.name}, {capacity}, {found['cache']}: {found['hit_rate']:.1%} spared")
+        return about | found
 
     def serve_all(self, cache: Cache) -> dict[str, Any]:
         """Every request of the trace, in order; the cache's line of the report."""
