@@ -1,4 +1,4 @@
-"""Two tiers, random steps: writes and reads that fail or come late, removals, kill -9 and restarts.
+"""Two tiers, random steps: copies that fail or come late, lost devices, removals and restarts.
 
 Goal: never another block's bytes, nothing lost to a reader who holds it, no slot leaked in either
 tier, whatever the order in which copies end; and the pages that leave a tier are the right ones.
@@ -15,6 +15,9 @@ import pytest
 from tests.model.tier_walk import OPERATIONS, TierWalk
 
 STEPS = 2_000
+WALKS_TO = (
+    *("restarts", "restored", "joined", "lost", "late", "torn", "hits", "drained", "devices"),
+)
 MUST_COME_TO = (
     *("pages_evicted", "pages_demoted", "pages_evicted_nvme", "blocks_promoted"),
     *("blocks_corrupt", "nvme_blocks_written", "nvme_blocks_write_failed"),
@@ -45,7 +48,17 @@ def walked(seed: int, steps: int) -> tuple[TierWalk, dict[str, int]]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_tiers_long_walk_serves_only_what_was_sealed(seed: int) -> None:
     walk, total = walked(seed, STEPS)
-    for name in ("restarts", "restored", "joined", "lost", "late", "torn", "hits", "drained"):
+    for name in (
+        "restarts",
+        "restored",
+        "joined",
+        "lost",
+        "late",
+        "torn",
+        "hits",
+        "drained",
+        "devices",
+    ):
         assert walk.counted[name] > 0, f"seed {seed} never came to {name}"
     for name in MUST_COME_TO:
         assert total.get(name, 0) > 0, f"seed {seed} never came to {name}"

@@ -306,8 +306,22 @@ class TierWalk:
         assert after == picture.where()
         self.counted["drained"] += after != before
 
+    def device(self) -> None:
+        """One of two devices stops taking blocks, takes them again, or is gone and replaced."""
+        half = [range(1, 6), range(6, 11)][self.draw(2)]
+        match self.draw(8):
+            case 0:
+                self.store.close_segments(half)
+            case 1:
+                units = self.config.nvme.segment_units if self.config.nvme else 0
+                for unit in [unit for unit in self.disk.slots if unit // units in half]:
+                    del self.disk.slots[unit]
+                self.counted["devices"] += self.store.lose_segments(half) > 0
+            case _:
+                self.store.reopen_segments(half)
+
     def pause(self) -> None:
-        self.store.pause_demotion(not self.draw(3))
+        self.store.pause_demotion(not self.draw(5))
 
     def remove(self) -> None:
         if self.draw(4):
@@ -327,7 +341,7 @@ class TierWalk:
 
     def crash(self) -> None:
         """kill -9, at a moment when writes may lie on the disk that no journal names."""
-        if self.draw(4):
+        if self.draw(2):
             return
         for work in self.writes:
             for i in range(len(work)):
@@ -370,6 +384,7 @@ OPERATIONS: dict[str, int] = {
     "finish_write": 12,
     "tear": 2,
     "evict_step": 3,
+    "device": 1,
     "pause": 1,
     "remove": 2,
     "crash": 1,

@@ -22,6 +22,7 @@ Reading order::
     requests.py                            checks of what comes in
     planning.py lookup.py reserving.py sealing.py     the three verbs
     demoting.py promoting.py restoring.py  from dram to nvme, back, and over a restart
+    devices.py                             a device that fails
     reports.py check.py                    what operators see, what must always hold
     store.py           the API
 

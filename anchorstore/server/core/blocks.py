@@ -150,6 +150,20 @@ class Blocks(Table):
         index.first_block[pages] = 0
         return blocks
 
+    def detach_all(self, index: PageIndex, pages: U32, rows: U32) -> None:
+        """Takes these blocks of these pages out of their chains: all at once where a page keeps
+        none of its blocks."""
+        blocks = self.of_pages(index, pages)
+        if len(rows) == len(blocks):
+            self.unchain(index, pages)
+            return
+        going = np.zeros(self.rows.top, np.bool_)
+        going[rows] = True
+        kept = np.unique(self.page.take(blocks[~going[blocks]]))
+        self.unchain(index, pages[~np.isin(pages, kept)])
+        for row in rows[np.isin(self.page.take(rows), kept)].tolist():
+            self.detach(index, row)
+
     def live_rows(self) -> U32:
         """Rows of all blocks, detached ones too, ascending."""
         return np.flatnonzero(self.kind[: self.rows.top]).astype(np.uint32)

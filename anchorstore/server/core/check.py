@@ -19,6 +19,7 @@ import numpy as np
 
 from anchorstore.layout import Component
 from anchorstore.server.core.blocks import CHAIN_LIMIT
+from anchorstore.server.core.cold_pool import ColdPool
 from anchorstore.server.core.moving import DemoteTicket, PromoteTicket
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.reserving import open_bytes
@@ -197,7 +198,9 @@ def _writing_to(state: State, tier: Tier) -> list[Ticket | DemoteTicket | Promot
 def _pool(pool: Pool) -> list[str]:
     found = []
     indexes = sorted([*pool.unused, *(segment.index for segment in pool.by_id.values())])
-    if indexes != list(range(pool.segments)):
+    closed = pool.closed if isinstance(pool, ColdPool) else set()
+    shelved = [segment_id - 1 for segment_id in closed - pool.by_id.keys()]
+    if sorted([*indexes, *shelved]) != list(range(pool.segments)):
         found.append("pool: a segment twice, or lost")
     for component in Component:
         mine = list(pool.segments_of(component))
@@ -206,7 +209,7 @@ def _pool(pool: Pool) -> list[str]:
             found.append(f"pool: {component.name} miscounted")
     for slot_class in pool.classes.values():
         roomy = {segment.segment_id for segment in slot_class.segments if segment.slab.free}
-        if not roomy <= set(slot_class.roomy):
+        if not roomy - closed <= set(slot_class.roomy) or closed & set(slot_class.roomy):
             found.append(f"pool: free slots of class {slot_class.class_id} are not on offer")
     return found
 

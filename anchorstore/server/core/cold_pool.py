@@ -12,6 +12,8 @@ So a segment keeps its number for good, and its generations rise for good, whate
 from __future__ import annotations
 
 import dataclasses
+import heapq
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -47,6 +49,7 @@ class ColdPool(Pool):
         super().__init__(shape.segments, shape.segment_bytes, shape.component_share)
         self._segment_units = shape.segment_units
         self._gone_units: dict[int, Bools] = {}
+        self.closed: set[int] = set()  # ids of segments that get no more blocks
 
     def shape(self, slot_bytes: int) -> Shape:
         """How slots of this size lie in a segment."""
@@ -57,6 +60,41 @@ class ColdPool(Pool):
 
     def _ask_format(self, segment: Segment, first_generation: int, fresh_memory: bool) -> None:
         """Nothing to write: a slot says itself what it holds."""
+
+    def close(self, segment_ids: Iterable[int]) -> None:
+        """These segments get no more blocks, until they are opened again."""
+        self.closed.update(segment_ids)
+        self.unused = [index for index in self.unused if index + 1 not in self.closed]
+        for segment_id in self.closed & self.by_id.keys():
+            segment = self.by_id[segment_id]
+            self._empty.discard(segment_id)
+            if segment.is_roomy:
+                segment.slot_class.roomy.remove(segment_id)
+                heapq.heapify(segment.slot_class.roomy)
+                segment.is_roomy = False
+
+    def reopen(self, segment_ids: Iterable[int]) -> None:
+        """These segments get blocks again."""
+        for segment_id in sorted(self.closed.intersection(segment_ids)):
+            self.closed.remove(segment_id)
+            segment = self.by_id.get(segment_id)
+            if segment is None:
+                self.unused.append(segment_id - 1)
+            else:
+                self._note_roomy(segment)
+                self._note_empty(segment)
+
+    def can_pass(self, segment: Segment, slot_class: SlotClass) -> bool:
+        """Whether the segment, once empty, may serve this class."""
+        return segment.segment_id not in self.closed and super().can_pass(segment, slot_class)
+
+    def _note_roomy(self, segment: Segment) -> None:
+        if segment.segment_id not in self.closed:
+            super()._note_roomy(segment)
+
+    def _note_empty(self, segment: Segment) -> None:
+        if segment.segment_id not in self.closed:
+            super()._note_empty(segment)
 
     def _needs_fresh_memory(self, segment: Segment, slot_class: SlotClass) -> bool:
         """Only where generations must start anew."""

@@ -68,6 +68,8 @@ class Scope:
         else:
             owners = state.index.namespace.take(table.page.take(blocks))
         inside: Bools = (owners == self.value) & tier.holds(blocks)
+        if self.field is Field.SLOT_CLASS and tier.has_closed:
+            inside[inside] = ~tier.closed(blocks[inside])
         return inside
 
     def pages_in(self, state: State, tier: Tier, pages: U32) -> Bools:
@@ -146,6 +148,8 @@ class ScopeLeaves:
                 match scope.field:
                     case Field.SLOT_CLASS:
                         inside = tier.class_of_kind[kind] == scope.value
+                        if inside and tier.has_closed:
+                            inside = not tier.closed(np.array([block], np.uint32))[0]
                     case Field.COMPONENT:
                         inside = registry.component_of_kind[kind] == scope.value
                     case Field.NAMESPACE:
@@ -176,6 +180,10 @@ class LeafQueues:
             )
             self.by_scope[scope] = order, leaves
         return self.by_scope[scope]
+
+    def forget(self) -> None:
+        """Drops all orders: what counts as room is another matter now."""
+        self.by_scope.clear()
 
     def announce(self, page: int) -> None:
         """`page` has become a leaf, or got a block without being used, or its key has fallen: in

@@ -218,6 +218,9 @@ class Pool:
         """So many more slots of the segment are taken."""
         slot_class = segment.slot_class
         self._used_bytes[slot_class.component] += slots * slot_class.slot_bytes
+        self._note_empty(segment)
+
+    def _note_empty(self, segment: Segment) -> None:
         if segment.slab.used:
             self._empty.discard(segment.segment_id)
         else:

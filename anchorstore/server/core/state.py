@@ -335,15 +335,10 @@ class State(Story):
             if other is not tier:
                 stay |= other.holds(here)
         going, moving = here[~stay], here[stay]
-        if len(going) == len(blocks):
-            table.unchain(self.index, pages)
-        else:
-            left.pages_moved += len(pages) - len(np.unique(table.page.take(going)))
-            for row in going.tolist():
-                table.detach(self.index, row)
-        held = moving[tier.busy(moving)]
-        tier.vacate(moving[~tier.busy(moving)], record)
-        self.ensure(not len(held), "a busy block leaves its tier")
+        left.pages_moved += len(pages) - len(np.unique(table.page.take(going)))
+        table.detach_all(self.index, pages, going)
+        self.ensure(not tier.busy(moving).any(), "a busy block leaves its tier")
+        tier.vacate(moving, record)
         left.gone += len(going)
         left.moved += len(moving)
         left.kept += self._drop(going, record) if len(going) else 0

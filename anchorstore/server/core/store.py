@@ -13,7 +13,7 @@ walks; errors of anchorstore.errors leave the store as it was.  One thread calls
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from anchorstore.layout import Layout
 from anchorstore.server.core import (
     audit,
     demoting,
+    devices,
     evicting,
     promoting,
     reports,
@@ -294,6 +295,19 @@ class Store:
         """Units whose blocks have gone since the last call, for the journal."""
         nvme = self._state.nvme
         return np.zeros(0, np.uint32) if nvme is None else nvme.cold_pool.take_gone_units()
+
+    def close_segments(self, segment_ids: Iterable[int]) -> None:
+        """These segments of nvme get no more blocks: their device cannot be written."""
+        devices.close(self._state, segment_ids)
+
+    def reopen_segments(self, segment_ids: Iterable[int]) -> None:
+        """They get blocks again."""
+        devices.reopen(self._state, segment_ids)
+
+    def lose_segments(self, segment_ids: Iterable[int]) -> int:
+        """These segments of nvme are gone: what lies there alone is forgotten.  Some at a time, so
+        that calls go on meanwhile.  Returns how many blocks."""
+        return devices.lose(self._state, segment_ids)
 
     # ---- time and pressure ----
 

@@ -105,6 +105,15 @@ class Tier(abc.ABC):
     def busy_one(self, block: int) -> bool:
         """Whether one block is."""
 
+    @property
+    def has_closed(self) -> bool:
+        """Whether some segments get no more blocks, so that nothing is gained by emptying them."""
+        return False
+
+    def closed(self, blocks: U32) -> Bools:
+        """Which blocks that have a place here lie in such segments."""
+        return np.zeros(len(blocks), np.bool_)
+
     @abc.abstractmethod
     def segments_of(self, blocks: U32) -> U32:
         """Segment ids of blocks that have a place here."""
@@ -284,6 +293,14 @@ class NvmeTier(Tier):
         table = self.blocks
         is_leased = bool(table.leases[block]) and not table.place[block]["segment"]
         return is_leased and self.holds_one(block)
+
+    @property
+    def has_closed(self) -> bool:
+        return bool(self.cold_pool.closed)
+
+    def closed(self, blocks: U32) -> Bools:
+        ids = np.array(sorted(self.cold_pool.closed), np.uint32)
+        return np.isin(self.segments_of(blocks), ids)
 
     def segments_of(self, blocks: U32) -> U32:
         return self.blocks.cold.take(blocks) // np.uint32(self.shape.segment_units)
