@@ -77,8 +77,8 @@ def unusable_files(config: Config) -> list[str]:
         if path and not os.access(path, os.R_OK):
             found.append(f"{key}: cannot read {path}")
     for device in config.tiers.nvme.devices:
-        path = Path(device.path)
-        target = path if path.exists() else path.parent
+        place = Path(device.path)
+        target = place if place.exists() else place.parent
         if not os.access(target, os.R_OK | os.W_OK):
             found.append(f"tiers.nvme.devices: cannot use {device.path}: no right to {target}")
     folder = Path(config.listen.socket).absolute().parent

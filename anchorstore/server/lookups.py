@@ -63,9 +63,9 @@ class _Waiting:
     question: Question
     answer: asyncio.Future[pb.LookupResponse]
     until: float
-    timer: asyncio.TimerHandle
-    tickets: set[int]
-    boundary_pages: int
+    timer: asyncio.TimerHandle | None = None
+    tickets: set[int] = dataclasses.field(default_factory=set)
+    boundary_pages: int = 0
     rounds: int = 0
     has_news: bool = False
 
@@ -129,15 +129,8 @@ class Lookups:
     ) -> asyncio.Future[pb.LookupResponse]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.LookupResponse] = loop.create_future()
-        timer = loop.call_later(wait_seconds, lambda: self._late(waiting))
-        waiting = _Waiting(
-            question=question,
-            answer=answer,
-            until=self._clock.now() + wait_seconds,
-            timer=timer,
-            tickets=set(),
-            boundary_pages=0,
-        )
+        waiting = _Waiting(question, answer, self._clock.now() + wait_seconds)
+        waiting.timer = loop.call_later(wait_seconds, self._late, waiting)
         self.waiting += 1
         self._listen(waiting, promotion)
         return answer
@@ -194,6 +187,7 @@ class Lookups:
 
     def _end(self, waiting: _Waiting) -> asyncio.Future[pb.LookupResponse]:
         """The future to be set."""
+        assert waiting.timer is not None, "it waits"
         waiting.timer.cancel()
         self.waiting -= 1
         return waiting.answer

@@ -107,7 +107,11 @@ def test_get_below_memory_waits_as_long_as_it_says(connect: Connect, daemon: Dae
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 90_000.0])
-def test_lookup_with_a_senseless_wait_is_refused(connect: Connect, seconds: float) -> None:
-    client = connect(namespace())
+def test_lookup_with_a_senseless_wait_is_refused_unasked(
+    face: Face, seconds: float, tmp_path: pathlib.Path
+) -> None:
+    nobody = f"unix://{tmp_path / 'nobody'}"
+    client = face.connect(nobody, namespace=namespace(), layouts=LAYOUTS, options=OPTIONS)
     with pytest.raises(InvalidRequest, match="wait_seconds"):
         client.lookup(bytes(32), NEEDS, wait_seconds=seconds)
+    client.close()
