@@ -120,6 +120,28 @@ def test_removal_outlives_a_restart(config: Config) -> None:
         assert Engine(here.socket).lookup(hashes, wait_ms=WAIT_MS).miss == pb.MISS_REASON_NOT_STORED
 
 
+def test_restart_finds_what_several_devices_hold(tmp_path: pathlib.Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    config = tiered(
+        tmp_path,
+        tiers__nvme__devices=[(str(folder), 12 * 2**20) for folder in folders],
+        tiers__nvme__segment=2**20,
+        tiers__nvme__kv_share=1.0,
+    )
+    with running(config) as here:
+        paths = [put_to_nvme(here, seed, pages=100) for seed in (1000, 2000, 3000)]
+        assert here.daemon.nvme is not None
+        assert all(device.counters["blocks_written"] for device in here.daemon.nvme.devices)
+    with running(config) as here:
+        engine = Engine(here.socket)
+        for hashes in paths:
+            assert_right(engine, engine.lookup(hashes, wait_ms=WAIT_MS), 100)
+        assert here.daemon.nvme is not None
+        assert all(device.counters["blocks_read"] for device in here.daemon.nvme.devices)
+
+
 # ---- looking up what is not in memory ----
 
 
@@ -171,6 +193,29 @@ def test_pressure_on_memory_demotes_and_brings_back(tmp_path: pathlib.Path) -> N
             engine.call(Method.RELEASE, pb.ReleaseRequest, lease_ids=[answer.lease_id])
         assert counter(here, "blocks_corrupt") == 0
         assert counter(here, "pages_evicted") == 0
+
+
+@pytest.mark.parametrize("policy", ["lfu", "flop-aware", "segment-length", "ttl"])
+@pytest.mark.parametrize("admission", ["second-sight", "size"])
+def test_policy_and_admission_of_the_configuration_are_served_by(
+    tmp_path: pathlib.Path, policy: str, admission: str
+) -> None:
+    config = tiered(
+        tmp_path,
+        tiers__dram__policy=policy,
+        tiers__nvme__policy=policy,
+        tiers__nvme__admission=admission,
+        tiers__nvme__admission_least=2**30,
+    )
+    with running(config) as here:
+        hashes = put(here, 1)
+        engine = Engine(here.socket)
+        for _ in range(3):
+            assert_right(engine, engine.lookup(hashes))
+        other = put_to_nvme(here, 1000) if admission == "second-sight" else put(here, 1000)
+        assert_right(engine, engine.lookup(other, wait_ms=WAIT_MS))
+        if admission == "size":  # no page is as large as that
+            assert counter(here, "nvme_blocks_written") == 0
 
 
 def test_lookup_without_an_nvme_tier_ignores_the_wait(tmp_path: pathlib.Path) -> None:
