@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,7 +118,8 @@ def test_replay_of_unknown_or_ill_shaped_frames_passes_over_them() -> None:
     bad_count = (FrameType.BLOCKS, 2, entries_of([9]).tobytes())
     far_number = (FrameType.NAMESPACE, 1, write_namespace(5, NOTE))
     unknown = (99, 1, b"from a later minor version")
-    found = replayed(bad_count, far_number, unknown, blocks(entries_of([1])))  # type: ignore[arg-type]
+    notes: list[Any] = [bad_count, far_number, unknown, blocks(entries_of([1]))]
+    found = replayed(*notes)
     assert found.entries["unit"].tolist() == [1] and found.dropped == {"unknown_frames": 3}
 
 
