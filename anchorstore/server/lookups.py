@@ -177,7 +177,7 @@ class Lookups:
         """The core's answer now; None where there is none any more, and the caller was told."""
         try:
             return waiting.question.asked(self._core, reach, self._clock.now())
-        except Exception as error:  # noqa: BLE001 - told to the caller, and what is no refusal to all
+        except Exception as error:  # noqa: BLE001 - told to the caller; a bug to all
             if not isinstance(error, AnchorStoreError):
                 self._supervisor.fail("lookup", error)
             answer = self._end(waiting)
