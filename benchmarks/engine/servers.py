@@ -12,6 +12,7 @@ No plugin is loaded into it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,7 +21,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -33,9 +34,9 @@ POLL_SECONDS = 0.2
 LOG_LINES = 25
 PAGE_TOKENS = 64
 SERVED_NAME = "bench"
-RESERVED_CORES = "1"
-"""That a step on CPU leaves to others.  By itself vLLM leaves one, and with any connector two; on
-two cores that is none, and steps whose threads wait for each other crawl."""
+RESERVED_CORES = 1
+"""The last ones, that a step on CPU leaves to others.  By itself vLLM leaves one, and with any
+connector two; on two cores that is none, and steps whose threads wait for each other crawl."""
 CONNECTOR = "AnchorStoreConnector"
 CONNECTOR_MODULE = "engine_adapter.vllm"
 
@@ -119,12 +120,25 @@ def environment(setup: Setup, variant: Variant, inherited: Mapping[str, str]) ->
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    found.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", RESERVED_CORES)
+    found.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", str(RESERVED_CORES))
     if variant.connector is None:
         found["VLLM_PLUGINS"] = ""
     if setup.can_reset:
         found["VLLM_SERVER_DEV_MODE"] = "1"
     return found
+
+
+@contextlib.contextmanager
+def beside_the_step() -> Iterator[None]:
+    """What is started meanwhile runs on the cores that a step leaves to others, where there are
+    such: vLLM's own scheduler waits without sleeping, so that a daemon would share a step's."""
+    own = os.sched_getaffinity(0)
+    others = sorted(own)[-RESERVED_CORES:]
+    os.sched_setaffinity(0, others)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 class Server:

@@ -31,6 +31,7 @@ from benchmarks.engine.servers import (
     Server,
     Setup,
     Variant,
+    beside_the_step,
     require_modules,
 )
 from benchmarks.engine.sizing import random_model
@@ -142,7 +143,8 @@ def connected(
     }
     daemon = Daemon(folder / f"daemon-{variant.name}", settings=settings, ready_seconds=120)
     try:
-        stack.enter_context(daemon)
+        with beside_the_step():
+            stack.enter_context(daemon)
     except RuntimeError as error:
         raise EndpointError(str(error)) from error
     return Variant(variant.name, {"daemon": daemon.address, **variant.connector})

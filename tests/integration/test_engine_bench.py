@@ -26,7 +26,7 @@ from benchmarks.engine.client import Client
 from benchmarks.engine.events import EndpointError
 from benchmarks.engine.quality import Document, Question
 from benchmarks.engine.run import Rules, Side, play, warm_up
-from benchmarks.engine.servers import free_port, require_modules
+from benchmarks.engine.servers import beside_the_step, free_port, require_modules
 from benchmarks.engine.stand_in import MODEL, VOCABULARY, StandIn, answer_of
 from benchmarks.engine.traces import KINDS, Shape, generate
 
@@ -393,3 +393,17 @@ def test_command_that_is_told_to_end_stops_its_servers(python: pathlib.Path) -> 
         process.stderr.read()
         assert process.wait(60) == 128 + signal.SIGTERM
     assert_ended(python, 2)
+
+
+def test_daemon_starts_on_the_cores_that_a_step_leaves_to_others() -> None:
+    own = os.sched_getaffinity(0)
+    with beside_the_step():
+        inside = os.sched_getaffinity(0)
+        child = subprocess.run(
+            [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert inside == {max(own)} and child.stdout.strip() == str([max(own)])
+    assert os.sched_getaffinity(0) == own
