@@ -309,10 +309,10 @@ class TierWalk:
     def device(self) -> None:
         """One of two devices stops taking blocks, takes them again, or is gone and replaced."""
         half = [range(1, 6), range(6, 11)][self.draw(2)]
-        match self.draw(8):
+        match self.draw(10):
             case 0:
                 self.store.close_segments(half)
-            case 1:
+            case 1 | 2 | 3:
                 units = self.config.nvme.segment_units if self.config.nvme else 0
                 for unit in [unit for unit in self.disk.slots if unit // units in half]:
                     del self.disk.slots[unit]
@@ -382,9 +382,9 @@ OPERATIONS: dict[str, int] = {
     "release": 8,
     "begin_write": 12,
     "finish_write": 12,
-    "tear": 2,
+    "tear": 5,
     "evict_step": 3,
-    "device": 1,
+    "device": 2,
     "pause": 1,
     "remove": 2,
     "crash": 1,
