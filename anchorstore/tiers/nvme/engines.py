@@ -27,6 +27,18 @@ class Engine(Protocol):
         """After the scheduler's close: waits for what is out; False where it is still out."""
 
 
+def guarded(work: Callable[[], None], scheduler: Scheduler, health: Health) -> None:
+    """An engine's thread: one that breaks ends the device, in the open, and never just stops.
+
+    What is out at the kernel then stays out: nobody can say when it has landed.
+    """
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - said to health, whatever it is
+        health.begin("file", f"its engine broke: {error!r}")
+        scheduler.close()
+
+
 EngineFactory = Callable[[FileSeam, Scheduler, Health, int], Engine]
 """File, scheduler, health and depth; OSError where the kernel does not allow it."""
 
@@ -89,7 +101,12 @@ class ThreadEngine:
     def __init__(self, file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> None:
         self._file, self._scheduler, self._health = file, scheduler, health
         self._threads = [
-            threading.Thread(target=self._work, name=f"nvme-{index}", daemon=True)
+            threading.Thread(
+                target=guarded,
+                args=(self._work, scheduler, health),
+                name=f"nvme-{index}",
+                daemon=True,
+            )
             for index in range(depth)
         ]
         for thread in self._threads:

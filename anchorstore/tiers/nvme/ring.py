@@ -17,6 +17,7 @@ import mmap
 import os
 import platform
 import struct
+import time
 from collections.abc import Iterator
 
 _SETUP, _ENTER = 425, 426
@@ -27,6 +28,7 @@ _PARAMS_BYTES = 120
 _SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, flags
 _CQE = struct.Struct("<Qii")
 READV, WRITEV, READ = 1, 2, 22
+BUSY_SECONDS = 0.001
 
 
 def _check(result: int) -> int:
@@ -79,7 +81,9 @@ class Ring:
         self._unsubmitted += 1
 
     def enter(self, wait: int) -> None:
-        """Hands over what was pushed; returns once `wait` completions are there."""
+        """Hands over what was pushed; returns once `wait` completions are there, or where the
+        kernel takes no more before it is rid of some.
+        """
         while True:
             try:
                 taken = _check(
@@ -95,6 +99,11 @@ class Ring:
                 )
             except InterruptedError:
                 continue
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EBUSY):
+                    raise
+                time.sleep(BUSY_SECONDS)  # the kernel is short of memory, or wants to be drained
+                return
             self._unsubmitted -= taken
             if not self._unsubmitted:
                 return

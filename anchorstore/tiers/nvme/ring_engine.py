@@ -19,7 +19,7 @@ import os
 import threading
 from typing import Any
 
-from anchorstore.tiers.nvme.engines import advanced, conclude
+from anchorstore.tiers.nvme.engines import advanced, conclude, guarded
 from anchorstore.tiers.nvme.health import Health
 from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, SCRATCH_BYTES, Place, Run
 from anchorstore.tiers.nvme.ring import READ, READV, WRITEV, Ring
@@ -59,7 +59,9 @@ class RingEngine:
         self._wake_word = ctypes.c_uint64()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         scheduler.on_work = lambda: os.eventfd_write(self._wake, 1)
-        self._thread = threading.Thread(target=self._work, name="nvme-ring", daemon=True)
+        self._thread = threading.Thread(
+            target=guarded, args=(self._work, scheduler, health), name="nvme-ring", daemon=True
+        )
         self._thread.start()
 
     @property

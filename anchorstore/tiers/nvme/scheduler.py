@@ -85,7 +85,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self._limits, self._clock = limits, clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # its conditions know its owner without a try
         self._work = threading.Condition(self._lock)  # for those who take
         self._waiting = threading.Condition(self._lock)  # for the watcher
         self.reads = _Lane(limits.depth, limits.read_bytes_per_second)

@@ -15,8 +15,9 @@ import pytest
 
 from anchorstore.clock import ManualClock
 from anchorstore.tiers.nvme.device import ENGINES, Options
-from anchorstore.tiers.nvme.engines import Engine, advanced
+from anchorstore.tiers.nvme.engines import Engine, advanced, guarded
 from anchorstore.tiers.nvme.format import UNIT_BYTES
+from anchorstore.tiers.nvme.health import Health, State
 from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, RUN_BYTES_MAX, Job, ReadJob
 from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
 from anchorstore.tiers.nvme.ring import Ring
@@ -121,6 +122,21 @@ def test_ring_that_the_kernel_refuses_means_threads_and_a_line(tmp_path: pathlib
     device = open_device(tmp_path, options=Options(engine="io_uring"), log=log, engines=engines)
     assert device.engine == "threads" and "no io_uring here" in log[0]
     device.close()
+
+
+def test_engine_thread_that_breaks_ends_the_device_in_the_open() -> None:
+    subject, clock = scheduler()
+    log: list[str] = []
+    health = Health("device", 30.0, clock, log.append)
+    waiting = job_of([0])
+    subject.submit(waiting)
+
+    def work() -> None:
+        raise KeyError("a slip")
+
+    guarded(work, subject, health)
+    assert health.state == State.READ_ONLY and "its engine broke: KeyError" in log[0]
+    assert waiting.future.result(0).status.tolist() == [Status.REFUSED]
 
 
 def test_advanced_drops_what_was_moved() -> None:
