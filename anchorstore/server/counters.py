@@ -128,13 +128,14 @@ COUNTERS = (
     ),
     CounterSpec(
         "nvme_blocks_gone",
-        "Blocks that nvme gave up for others, by reason: evicted with their page, thinned, or "
-        "undoubled (memory holds them still).",
+        "Blocks that left nvme, by reason: evicted with their page, thinned, undoubled (memory "
+        "holds them still), or lost (their device is gone, and memory did not hold them).",
         ("reason",),
         {
             "blocks_evicted_nvme": ("evicted",),
             "blocks_thinned_nvme": ("thinned",),
             "blocks_undoubled": ("undoubled",),
+            "nvme_blocks_lost": ("lost",),
         },
     ),
     CounterSpec(
