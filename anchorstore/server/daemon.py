@@ -29,9 +29,10 @@ from anchorstore.errors import ConfigError
 from anchorstore.server import house, opening
 from anchorstore.server.assembly import store_config
 from anchorstore.server.carriers import Carriers
+from anchorstore.server.core.policies import FlopAware
 from anchorstore.server.core.store import Store
 from anchorstore.server.house import House
-from anchorstore.server.housekeeping import keep_house
+from anchorstore.server.housekeeping import keep_house, tune_once
 from anchorstore.server.http import Health, HttpServer, routes_of
 from anchorstore.server.logs import make_logger
 from anchorstore.server.metrics import CONTENT_TYPE, Metrics
@@ -156,8 +157,16 @@ class Daemon:
         pause_seconds = self.config.deadlines.housekeeping_seconds
         evict_step = self.config.limits.evict_step_blocks
         self.supervisor.spawn("housekeeping", keep_house(self.service, pause_seconds, evict_step))
+        policy = self.service.core.config.policy
+        if isinstance(policy, FlopAware):
+            tuning = tune_once(self.service.core, policy, pause_seconds)
+            self.supervisor.watch("tuning", tuning).add_done_callback(self._note_tuned)
         if self.service.movement is not None:
             self.supervisor.spawn("movement", self.service.movement.run())
+
+    def _note_tuned(self, task: asyncio.Task[FlopAware]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.log.info("tuned", policy=FlopAware.name, alpha=task.result().alpha)
 
     async def _open_nvme(self) -> None:
         """In a thread: a device's journal takes seconds to read."""

@@ -26,5 +26,6 @@ Reading order::
     reports.py check.py                    what operators see, what must always hold
     store.py           the API
 
-Beside it: runs.py, where the order must equal an engine's own; mirror.py, the copies in hbm.
+Beside it: runs.py, where the order must equal an engine's own; tuning.py, how flop-aware is tuned;
+mirror.py, the copies in hbm.
 """

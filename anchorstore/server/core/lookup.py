@@ -51,6 +51,8 @@ def lookup(
         if promotion is not None:
             return LookupResult(0, 0, 0, 0, Miss.COLD, [], promotion)
         plan = plans.get(state, session, hashes, keys, needs, max_lineage, margin_pages, Reach.DRAM)
+    if state.bootstrap is not None:
+        state.bootstrap.note(keys, sum(kind.slot_bytes for kind in session.kinds))
     if plan.miss is not Miss.HIT:
         return _miss(state, plan.miss)
     return _hold(state, session, plan, now)

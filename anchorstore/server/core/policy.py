@@ -181,6 +181,11 @@ class LeafQueues:
             self.by_scope[scope] = order, leaves
         return self.by_scope[scope]
 
+    def follow(self, policy: Policy) -> None:
+        """Another policy from now on, which reads the same columns."""
+        self.policy = policy
+        self.forget()
+
     def forget(self) -> None:
         """Drops all orders: what counts as room is another matter now."""
         self.by_scope.clear()

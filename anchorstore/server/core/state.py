@@ -33,11 +33,12 @@ from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.leases import Deadlines, Leases
 from anchorstore.server.core.moving import Left, Movement
 from anchorstore.server.core.page_columns import PageHistory, columns_for
-from anchorstore.server.core.policies import Moment
+from anchorstore.server.core.policies import FlopAware, Moment
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.sessions import Kind, NamespaceRecord, Registry, Reservation, Session
 from anchorstore.server.core.story import Story
 from anchorstore.server.core.tier import DramTier, NvmeTier, Tier
+from anchorstore.server.core.tuning import Bootstrap
 from anchorstore.server.core.types import U8, U32, Bools, Positions, StoreConfig
 from anchorstore.server.core.use_times import UseTimes
 
@@ -80,6 +81,7 @@ class State(Story):
         more = columns_for(config.page_columns())
         self.index = PageIndex(secret, more + (PageIndex.COLD_COLUMNS if shape else ()))
         self.history = PageHistory(self.index)
+        self.bootstrap = Bootstrap() if isinstance(config.policy, FlopAware) else None
         self.blocks = Blocks(Blocks.COLD_COLUMNS if shape else ())
         self.dram = DramTier(self.index, self.blocks, config)
         self.nvme = NvmeTier(self.index, self.blocks, shape) if shape else None

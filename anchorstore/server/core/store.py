@@ -35,9 +35,11 @@ from anchorstore.server.core import lookup as reading
 from anchorstore.server.core.audit import BlockTable
 from anchorstore.server.core.check import violations
 from anchorstore.server.core.planning import Plans, Reach
+from anchorstore.server.core.policies import Policy
 from anchorstore.server.core.restoring import Entries
 from anchorstore.server.core.sessions import Kind, Session
 from anchorstore.server.core.state import State
+from anchorstore.server.core.tuning import Window
 from anchorstore.server.core.types import (
     U8,
     U32,
@@ -328,6 +330,19 @@ class Store:
         """Watermark work, about `limit_blocks` blocks a tier at most; returns how many went."""
         self._state.seconds = now
         return evicting.evict_step(self._state, limit_blocks)
+
+    def take_window(self) -> Window | None:
+        """The requests by which to tune a flop-aware dram tier (tuning.py): once, when there are
+        enough of them; else None."""
+        bootstrap = self._state.bootstrap
+        if bootstrap is None or not bootstrap.is_full:
+            return None
+        self._state.bootstrap = None
+        return bootstrap.window()
+
+    def follow(self, policy: Policy) -> None:
+        """Evicts from dram in this order from now on.  It reads the columns of the one before."""
+        self._state.dram.queues.follow(policy)
 
     def next_deadline(self) -> float | None:
         """When `expire` has work next."""

@@ -36,10 +36,14 @@ class Window:
 
 
 class Bootstrap:
-    """Records the first requests, at most `requests_max` and `pages_max` pages named in them."""
+    """Records the first requests: `requests_min` at least, `requests_max` at most, and until
+    `pages_max` pages are named in them."""
 
-    def __init__(self, requests_max: int = 5_000, pages_max: int = 100_000) -> None:
-        self._requests_max, self._pages_left = requests_max, pages_max
+    def __init__(
+        self, requests_min: int = 100, requests_max: int = 5_000, pages_max: int = 100_000
+    ) -> None:
+        self._requests_min, self._requests_max = requests_min, requests_max
+        self._pages_left = pages_max
         self._numbers: dict[bytes, int] = {}
         self._sizes: list[int] = []
         self._paths: list[U32] = []
@@ -59,8 +63,9 @@ class Bootstrap:
         self._pages_left -= len(path)
 
     def evicted(self) -> None:
-        """The first eviction: the window ends at five times the requests until now."""
-        self._requests_max = min(self._requests_max, max(1, WINDOW * len(self._paths)))
+        """An eviction; at the first one, the window ends at five times the requests until now."""
+        wanted = max(self._requests_min, WINDOW * len(self._paths))
+        self._requests_max = min(self._requests_max, wanted)
 
     @property
     def is_full(self) -> bool:

@@ -11,9 +11,11 @@ import math
 
 import numpy as np
 
-from anchorstore.server.core.policies import Lru
+from anchorstore.layout import Component
+from anchorstore.server.core.policies import FlopAware, Lru
 from anchorstore.server.core.tuning import Bootstrap, Window, tune, work_saved
 from anchorstore.server.core.types import U32, U64
+from tests.unit.core.small import KV, Small
 
 PAGE_BYTES = 100
 
@@ -29,7 +31,7 @@ def window(paths: list[list[int]], sizes: dict[int, int] | None = None) -> Windo
 
 
 def test_bootstrap_ends_at_five_times_the_requests_before_the_first_eviction() -> None:
-    bootstrap = Bootstrap()
+    bootstrap = Bootstrap(requests_min=1)
     for number in range(3):
         bootstrap.note(hashes(number), PAGE_BYTES)
     bootstrap.evicted()
@@ -97,3 +99,30 @@ def test_tune_alike_pages_leave_recency_alone() -> None:
     """No alpha does better than none, so none is chosen."""
     asked = window([[0], [1], [2], [0], [1], [3], [1], [2]])
     assert tune(asked, 3 * PAGE_BYTES, 1024.0).alpha == 0.0
+
+
+def test_store_hands_out_its_window_once_and_follows() -> None:
+    """Four slots; two prefixes are asked for in turn until the window is full."""
+    small = Small(segments=1, policy=FlopAware())
+    engine = small.session(layouts=[KV])
+    assert small.store.take_window() is None, "nothing was asked for"
+    for number in range(150):
+        path = engine.path(2, str(number % 3))
+        if not engine.stored(path):
+            engine.put(path)
+    window = small.store.take_window()
+    assert window is not None and len(window.paths) == 100 and len(window.sizes) == 6
+    assert small.store.take_window() is None
+    tuned = tune(window, 4 * 4096, 1024.0)
+    small.store.follow(tuned)
+    engine.put(engine.path(2, "new"))
+    assert engine.present(engine.path(2, "new")) == [True, True]
+    assert small.store.check() == []
+
+
+def test_store_of_another_policy_records_nothing() -> None:
+    small = Small(segments=1, component_share={Component.KV: 1.0})
+    engine = small.session(layouts=[KV])
+    for _ in range(200):
+        engine.lookup(engine.path(1))
+    assert small.store.take_window() is None
