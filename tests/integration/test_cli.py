@@ -486,7 +486,7 @@ def test_remove_below_a_page_that_is_not_stored_says_so(say: Say, socket_path: P
         whole = say("remove", "0001", "--yes")
     assert (code, out) == (2, "")
     assert err == f"anchorstore remove: no such page is stored in qwen: {ROOT_B.hex()}\n"
-    assert json.loads(found) == {"blocks_removed": 0, "blocks_leased": 0}
+    assert json.loads(found) == {"blocks_removed": 0, "blocks_leased": 0, "may_come_back": False}
     assert whole == (0, "removed 0 blocks; 0 of them are still leased\n", "")
 
 

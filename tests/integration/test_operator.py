@@ -148,7 +148,11 @@ def test_namespace_disabled_misses_until_it_is_enabled(daemon: Running, engine: 
 def test_remove_below_a_page_keeps_what_comes_before(daemon: Running, engine: Engine) -> None:
     hashes = path_hashes(engine.grant.root_digest, TOKENS)
     found = ask(daemon, "remove", "m", "--below", hashes[32 * 6 : 32 * 7].hex(), "--yes")
-    assert found == {"blocks_removed": 2 * (PAGES - 6), "blocks_leased": 0}
+    assert found == {
+        "blocks_removed": 2 * (PAGES - 6),
+        "blocks_leased": 0,
+        "may_come_back": False,
+    }
     assert engine.lookup(hashes).boundary_pages == 6
     code, out = say(daemon, "remove", "m", "--below", hashes[32 * 6 : 32 * 7].hex(), "--yes")
     assert code == 2 and "no such page is stored in m" in out  # it is gone already
