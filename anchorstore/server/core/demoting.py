@@ -29,12 +29,14 @@ NO_BLOCKS: U32 = np.zeros(0, np.uint32)
 
 
 def note_sealed(state: State, rows: U32) -> None:
-    """Blocks that have just been sealed, or used once more, wait to be written, where nvme is
-    written ahead of need."""
+    """Blocks of one namespace that have just been sealed, or used once more, wait to be written,
+    where nvme is written ahead of need."""
     shape = state.config.nvme
-    if shape is not None and shape.ahead:
-        passed_over = state.movement.waiting.note(state.blocks, rows[state.admitted(rows)])
-        state.counters["nvme_blocks_passed_over"] += passed_over
+    if shape is None or not shape.ahead or not len(rows):
+        return
+    owner = int(state.index.namespace[state.blocks.page[rows[0]]])
+    passed_over = state.movement.waiting.note(state.blocks, owner, rows[state.admitted(rows)])
+    state.counters["nvme_blocks_passed_over"] += passed_over
 
 
 def not_admitted(state: State, pages: U32) -> U32:

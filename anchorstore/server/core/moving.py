@@ -2,8 +2,9 @@
 
 ::
 
-    sealed --note--> [ rows, places | rows, places | ... ] --take--> a ticket
-                      bounded: what comes when it is full is passed over, and counted
+    sealed --note--> namespace 1 [ rows, places | rows, places | ... ] --take--> a ticket
+                     namespace 2 [ rows, places | ... ]                 in turns
+                     bounded: what comes when it is full is passed over, and counted
 
 A block waits by row and place (segment, slot, generation: used once in a boot), so that a row that
 serves another block by now is known.
@@ -63,40 +64,59 @@ class Left:
 
 
 class WaitingBlocks:
-    """Sealed blocks that are to be written to nvme, first come, first served."""
+    """Sealed blocks that are to be written to nvme: a line a namespace, which take turns."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._parts: collections.deque[tuple[U32, Places]] = collections.deque()
-        self._blocks = 0
+        self._lines: collections.OrderedDict[int, Line] = collections.OrderedDict()
+        self._waiting: collections.Counter[int] = collections.Counter()  # blocks, by namespace
 
     def __len__(self) -> int:
-        return self._blocks
+        return self._waiting.total()
 
-    def note(self, table: Blocks, rows: U32) -> int:
-        """Appends sealed blocks, as far as there is room; returns how many were passed over."""
-        room = self.limit - self._blocks
+    def note(self, table: Blocks, namespace_id: int, rows: U32) -> int:
+        """Appends sealed blocks of a namespace, as far as there is room, and as long as it leaves
+        half of that to others that wait; returns how many were passed over."""
+        room = self.limit - len(self)
+        if self._lines.keys() - {namespace_id}:
+            room = min(room, self.limit // 2 - self._waiting[namespace_id])
         taken = rows[: max(0, room)]
         if len(taken):
-            self._parts.append((taken, table.place.take(taken)))
-            self._blocks += len(taken)
+            line = self._lines.setdefault(namespace_id, collections.deque())
+            line.append((taken, table.place.take(taken)))
+            self._waiting[namespace_id] += len(taken)
         return len(rows) - len(taken)
 
     def take(self, table: Blocks, count: int) -> U32:
         """Up to `count` of them that still lie where they were sealed, attached to a page."""
         found = [np.zeros(0, np.uint32)]
-        missing = count
-        while missing and self._parts:
-            rows, places = self._parts.popleft()
-            if len(rows) > missing:
-                self._parts.appendleft((rows[missing:], places[missing:]))
-                rows, places = rows[:missing], places[:missing]
-            self._blocks -= len(rows)
-            stand = table.place.take(rows) == places
-            stand &= (table.page.take(rows) != 0) & (table.cold.take(rows) == 0)
-            found.append(rows[stand])
+        missing, turn = count, -(-count // max(1, len(self._lines)))
+        while missing and self._lines:
+            namespace_id = next(iter(self._lines))
+            found.append(self._take(table, namespace_id, min(turn, missing)))
             missing -= len(found[-1])
         return np.concatenate(found)
+
+    def _take(self, table: Blocks, namespace_id: int, count: int) -> U32:
+        """The first `count` of a line, but for those that lie there no more; then it is the last
+        one's turn."""
+        line = self._lines[namespace_id]
+        rows, places = line.popleft()
+        if len(rows) > count:
+            line.appendleft((rows[count:], places[count:]))
+            rows, places = rows[:count], places[:count]
+        self._waiting[namespace_id] -= len(rows)
+        self._lines.move_to_end(namespace_id)
+        if not line:
+            del self._lines[namespace_id], self._waiting[namespace_id]
+        stand = table.place.take(rows) == places
+        stand &= (table.page.take(rows) != 0) & (table.cold.take(rows) == 0)
+        standing: U32 = rows[stand]
+        return standing
+
+
+Line = collections.deque[tuple[U32, Places]]
+"""Rows and places, seal by seal."""
 
 
 class Movement:

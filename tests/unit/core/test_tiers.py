@@ -379,6 +379,22 @@ def test_waiting_queue_is_bounded_and_counts_what_it_passes_over() -> None:
     assert small.store.counters["nvme_blocks_passed_over"] == 2
 
 
+def test_waiting_namespaces_take_turns() -> None:
+    small = Tiered(segments=4, nvme={"queue_blocks": 12})
+    loud, quiet = small.session(model="loud"), small.session(model="quiet")
+    loud.put(loud.path(8))
+    quiet.put(quiet.path(2))
+    loud.put(loud.path(4, "more"))
+    assert small.store.blocks_to_demote == 10, "nobody has more than half while others wait"
+    assert small.store.counters["nvme_blocks_passed_over"] == 4
+    assert small.write(limit=4) == 4
+    assert tiers_of(quiet, quiet.path(2)) == ["dn", "dn"]
+    assert tiers_of(loud, loud.path(8)) == ["dn"] * 2 + ["d"] * 6
+    assert small.write() == 6, "all that waits"
+    assert small.write() == 4, "what was passed over, now that dram fills up"
+    assert small.store.check() == []
+
+
 def test_explain_names_the_tiers() -> None:
     small = Tiered(segments=1)
     engine = small.session()
