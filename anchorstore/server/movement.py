@@ -24,6 +24,7 @@ import numpy.typing as npt
 from anchorstore.clock import Clock
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.work import DemoteWork
+from anchorstore.server.device_watch import DeviceWatch
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.nvme.health import State
@@ -69,6 +70,7 @@ class Movement:
         self._batch_bytes = min(BATCH_BYTES_MAX, pool_bytes // BATCH_POOL_PART)
         self._batches_max = BATCHES_A_DEVICE * len(nvme.devices)
         self._block_bytes = float(self._batch_bytes)  # about what a block has, learned as they go
+        self._devices = DeviceWatch(core, nvme, clock)
         self._woken = asyncio.Event()
         self._retry_at, self._retry_seconds = 0.0, RETRY_SECONDS
         self._is_ending = False
@@ -83,6 +85,7 @@ class Movement:
     async def run(self) -> None:
         """Runs for ever."""
         while True:
+            self._devices.look()
             self.note_gone()
             if self._may_begin() and self._begin():
                 await asyncio.sleep(0)  # calls first

@@ -14,6 +14,8 @@ import pytest
 
 from anchorstore.config import Config
 from anchorstore.testing.faulty_file import Faults
+from anchorstore.tiers.nvme.health import State
+from anchorstore.tiers.nvme.seam import FileSeam, Log, open_direct
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import admin_pb2
 from anchorstore.wire.v1 import store_pb2 as pb
@@ -164,3 +166,26 @@ def test_wait_of_a_client_that_leaves_hurts_nobody(config: Config, faults: Fault
         other = Engine(here.socket)
         assert_right(other, other.lookup(hashes))
         assert here.do(lambda: here.daemon.service.lookups.waiting) == 0
+
+
+def test_full_device_leaves_what_is_new_to_the_other(tmp_path: pathlib.Path) -> None:
+    faults, folders = Faults(), [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    config = tiered(
+        tmp_path, tiers__nvme__devices=[(str(folder), 64 * 2**20) for folder in folders]
+    )
+
+    def open_file(path: pathlib.Path, log: Log) -> FileSeam:
+        return faults.open(path, log) if path == folders[0] else open_direct(path, log)
+
+    with running(config, open_file) as here:
+        faults.fail("write", errno.ENOSPC)
+        put(here, 1)
+        assert here.daemon.nvme is not None
+        one, two = here.daemon.nvme.devices
+        until(lambda: one.health.state == State.READ_ONLY, "the first is full")
+        hashes = put(here, 1000)
+        until(lambda: two.counters["blocks_written"] >= 2 * PAGES, "the second takes them")
+        engine = Engine(here.socket)
+        assert_right(engine, engine.lookup(hashes))
