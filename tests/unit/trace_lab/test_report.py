@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from benchmarks.trace.caches import Loss
-from benchmarks.trace.cli import main
+from benchmarks.trace.cli import main, make_parser, run
 from benchmarks.trace.kinds import KINDS
 from benchmarks.trace.plot import PlotError, check_plot, draw
+from benchmarks.trace.report import render
 
-SMALL = ["--trace", "branches", "--requests", "40", "--capacity", "1/4", "--capacity", "1/4+1"]
+SMALL = ["--trace", "branches", "--requests", "30", "--capacity", "1/4", "--capacity", "1/4+1"]
 SMALL += ["--policy", "lru", "--policy", "lru+demote"]
 PNG = b"\x89PNG\r\n"
 
@@ -28,10 +29,15 @@ def document_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, An
     return document
 
 
-def test_json_of_a_small_run_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    document = document_of(capsys, *SMALL)
-    [trace] = document["traces"]
-    assert trace["requests"] == 40 and trace["trace"] == "branches"
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    """The document of a small run, without a margin: then Belady's line is an optimum."""
+    return run(make_parser().parse_args([*SMALL, "--margin-pages", "0"]))
+
+
+def test_document_of_a_small_run_adds_up(small: dict[str, Any]) -> None:
+    [trace] = small["traces"]
+    assert trace["requests"] == 30 and trace["trace"] == "branches"
     assert {line["capacity"] for line in trace["caches"]} == {"1/4", "1/4+1"}
     ours = [line["cache"] for line in trace["caches"] if line["cache"].startswith("anchorstore")]
     assert ours == ["anchorstore lru", "anchorstore lru", "anchorstore lru+demote"]
@@ -42,11 +48,8 @@ def test_json_of_a_small_run_adds_up(capsys: pytest.CaptureFixture[str]) -> None
         assert set(line["lost_pages"]) <= {reason.value for reason in Loss}
 
 
-def test_json_of_a_small_run_has_no_policy_above_the_optimum(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    document = document_of(capsys, *SMALL, "--margin-pages", "0")
-    [trace] = document["traces"]
+def test_document_of_a_small_run_has_no_policy_above_the_optimum(small: dict[str, Any]) -> None:
+    [trace] = small["traces"]
     ours = [line for line in trace["caches"] if line["cache"].startswith("anchorstore")]
     optimum = {line["capacity"]: line for line in trace["caches"] if line["cache"] == "belady"}
     assert ours
@@ -55,19 +58,15 @@ def test_json_of_a_small_run_has_no_policy_above_the_optimum(
         assert line["hit_pages"] <= best <= trace["infinite"]["hit_pages"]
 
 
-def test_report_of_a_small_run_names_every_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    document = document_of(capsys, *SMALL)
-    assert main(SMALL) == 0
-    captured = capsys.readouterr()
-    [trace] = document["traces"]
+def test_report_of_a_small_run_names_every_cache(small: dict[str, Any]) -> None:
+    rows = [row for row in render(small).splitlines() if row.strip()]
+    [trace] = small["traces"]
     for line in trace["caches"]:
         share = f"{100 * line['hit_rate']:.1f} %"
         assert any(
             row.split()[0] == line["capacity"] and line["cache"] in row and share in row
-            for row in captured.out.splitlines()
-            if row.strip()
+            for row in rows
         )
-    assert "branches: 40 requests" in captured.err
 
 
 def test_run_of_a_file_names_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,19 +124,20 @@ def test_plot_without_matplotlib_is_refused_before_anything_runs(
         check_plot(tmp_path / "picture.png")
 
 
-def test_plot_of_a_small_run_is_a_picture(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_of_a_small_run_is_a_picture(tmp_path: pathlib.Path, small: dict[str, Any]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    document = document_of(capsys, *SMALL)
-    document["traces"] = [document["traces"][0] | {"trace": kind} for kind in KINDS]
+    document = small | {"traces": [small["traces"][0] | {"trace": kind} for kind in KINDS]}
     picture = tmp_path / "picture.png"
     draw(document, picture)
     assert picture.read_bytes().startswith(PNG)
 
 
-def test_lab_without_plot_does_not_import_matplotlib(
+def test_lab_without_plot_needs_no_matplotlib(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert document_of(capsys, *SMALL)["traces"]
+    words = ["--trace", "agents", "--requests", "8", "--capacity", "1", "--policy", "lru"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert "agents: 8 requests" in captured.out
+    assert "anchorstore lru: " in captured.err and "spared" in captured.err
