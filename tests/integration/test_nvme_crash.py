@@ -22,16 +22,19 @@ from anchorstore.tiers.nvme.seam import FILE_NAME, aligned
 from tests.integration.nvme_writer import LAYOUTS, NOTE, content, open_device
 from tests.tidy.checkout import ROOT
 
-ALIVE_SECONDS_MAX = 0.4
+LINES_MAX = 400
+ALIVE_SECONDS_MAX = 0.03
 
 
-def killed_writer(path: pathlib.Path, seed: int, engine: str, alive_seconds: float) -> str:
-    """What a writer said until it was killed, so many seconds after it began."""
+def killed_writer(
+    path: pathlib.Path, seed: int, engine: str, lines: int, alive_seconds: float
+) -> str:
+    """What a writer said until it was killed, a moment after it had said so many lines."""
     said = path.with_suffix(".said")
     command = [sys.executable, "-m", "tests.integration.nvme_writer", str(path), str(seed), engine]
     with said.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, cwd=ROOT)
-        while not said.stat().st_size:
+        while said.read_bytes().count(b"\n") < lines:
             assert process.poll() is None, "the writer ended on its own"
             time.sleep(0.005)
         time.sleep(alive_seconds)
@@ -94,7 +97,9 @@ def rounds(path: pathlib.Path, count: int, seed: int, engine: str) -> dict[str, 
     seen = dict.fromkeys(("promised", "live", "lost", "torn_slots"), 0)
     path.mkdir()
     for turn in range(count):
-        said = killed_writer(path, seed + turn, engine, dice.uniform(0, ALIVE_SECONDS_MAX))
+        lines = dice.choice([1, dice.randint(2, LINES_MAX), dice.randint(2, LINES_MAX)])
+        alive_seconds = dice.uniform(0, ALIVE_SECONDS_MAX)
+        said = killed_writer(path, seed + turn, engine, lines, alive_seconds)
         kept = promised(said, kept)
         is_damaged = turn % 3 == 2
         if is_damaged:
