@@ -43,7 +43,7 @@ class World:
             "tiers.nvme.segment": "1MiB",
             "tiers.nvme.engine": self.dice.choice(["threads", "io_uring"]),
         }
-        self.daemon = Daemon(folder / "daemon", settings=settings)
+        self.daemon = Daemon(folder / "daemon", settings=settings, ready_seconds=180)
         self.daemon.start()
         self.space = NamespaceSpec("model", b"w" * 32)
         self.client = self.connected()
@@ -95,13 +95,18 @@ class World:
             assert_right(made, found)
         return True
 
-    def work_until(self, is_killed: threading.Event) -> None:
-        """Puts and reads until the daemon is dead, and a little longer."""
-        while not is_killed.is_set():
+    def work(self, steps: int) -> None:
+        """Puts and reads."""
+        for _ in range(steps):
             if self.dice.random() < 0.6 or not self.paths:
                 self.put()
             else:
                 self.counts["hits"] += self.read(self.dice.choice(list(self.paths)))
+
+    def work_until(self, is_killed: threading.Event) -> None:
+        """Puts and reads until the daemon is dead, and a little longer."""
+        while not is_killed.is_set():
+            self.work(1)
 
     def damage(self) -> None:
         """Scrambles bytes of slots, as a torn write would."""
@@ -130,7 +135,8 @@ def rounds(folder: pathlib.Path, seed: int, count: int) -> dict[str, int]:
                 world.daemon.kill()
                 event.set()
 
-            timer = threading.Timer(world.dice.uniform(0.1, 0.8), kill)
+            world.work(world.dice.randint(2, 30))
+            timer = threading.Timer(world.dice.uniform(0, 0.1), kill)
             timer.start()
             world.work_until(is_killed)
             timer.join()
