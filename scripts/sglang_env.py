@@ -52,8 +52,8 @@ IMPORTED = {
 }
 """Of what SGLang declares."""
 
-UNDECLARED = ("triton",)
-"""torch's builds for CUDA bring it, the one for CPU does not."""
+UNDECLARED = ("dill", "triton")
+"""datasets, which is left out, would bring the one; torch for CUDA the other."""
 
 
 def build(folder: pathlib.Path, index: str | None) -> None:
