@@ -34,26 +34,31 @@ SGLANG = "sglang==0.5.23"
 IMPORTED = {
     "aiohttp",
     "apache-tvm-ffi",
+    "compressed-tensors",
     "fastapi",
+    "gguf",
     "ipython",
     "msgspec",
     "numpy",
+    "openai",
     "orjson",
     "packaging",
+    "partial_json_parser",
     "pillow",
     "psutil",
     "pybase64",
     "pydantic",
     "pyzmq",
     "requests",
+    "sentencepiece",
     "tqdm",
     "transformers",
     "xxhash",
 }
 """Of what SGLang declares."""
 
-UNDECLARED = ("triton",)
-"""torch's builds for CUDA bring it, the one for CPU does not."""
+UNDECLARED = ("dill", "triton")
+"""datasets, which is left out, would bring the one; torch for CUDA the other."""
 
 
 def build(folder: pathlib.Path, index: str | None) -> None:
