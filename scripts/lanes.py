@@ -25,7 +25,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-INSTALL_MINUTES = 13
+INSTALL_MINUTES = 10
 TOTAL_MINUTES = 59
 NO_TESTS = 5  # pytest's exit status
 
@@ -43,19 +43,19 @@ class Lane:
 LANES = (
     Lane("tidy", ("tidy",), 3, "style, types, floors, budgets, documents, stub drift"),
     Lane("install", ("install",), 3, "the wheel alone, with newest and oldest requirements"),
-    Lane("unit", ("unit", "regressions"), 5, "one module at a time, no process, no socket"),
-    Lane("model", ("model",), 4, "random operations against plain-dict models, fuzzing"),
+    Lane("unit", ("unit", "regressions"), 4, "one module at a time, no process, no socket"),
+    Lane("model", ("model",), 3, "random operations against plain-dict models, fuzzing"),
     Lane(
         "integration",
         ("integration", "contract", "attacks", "gpu"),
         6,
         "a real daemon, killed clients, tiers",
     ),
-    Lane("adapter", ("adapter",), 6, "replay against prefill, quality gates of the trained models"),
-    Lane("e2e", ("e2e",), 4, "command line, demo and benchmark as a user runs them"),
+    Lane("adapter", ("adapter",), 4, "replay against prefill, quality gates of the trained models"),
+    Lane("e2e", ("e2e",), 3, "command line, demo and benchmark as a user runs them"),
 )
 
-VLLM = Lane("vllm", ("vllm",), 15, "the adapter in a real vLLM, on CPU: `make test-vllm`")
+VLLM = Lane("vllm", ("vllm",), 23, "the adapter in a real vLLM, on CPU: `make test-vllm`")
 SGLANG = Lane("sglang", ("oracle",), 10, "eviction against SGLang's tree: `make test-sglang`")
 APART = (VLLM, SGLANG)
 """Lanes that each run in an environment of their own, and not in `make test`."""
