@@ -56,14 +56,19 @@ def connect(request: pytest.FixtureRequest, daemon: Daemon, face: Face) -> Itera
         client.close()
 
 
-def test_lookup_below_memory_waits_as_long_as_it_says(connect: Connect, daemon: Daemon) -> None:
+def below_memory(connect: Connect, daemon: Daemon) -> tuple[Any, Any]:
+    """A client, and what is stored in its namespace: in nvme alone, the daemon being another."""
     space = namespace()
     first = connect(space)
     made = stored(first, COUNT)
     first.close()
     assert daemon.stop() == 0
     daemon.start()
-    client = connect(space)
+    return connect(space), made
+
+
+def test_lookup_below_memory_waits_as_long_as_it_says(connect: Connect, daemon: Daemon) -> None:
+    client, made = below_memory(connect, daemon)
     with client.lookup(made.hashes, NEEDS) as window:
         assert not window.hit and window.miss == "cold" and window.loading_boundary_pages == 0
     with client.lookup(made.hashes, NEEDS, wait_seconds=10.0) as window:
@@ -78,13 +83,7 @@ def test_lookup_below_memory_waits_as_long_as_it_says(connect: Connect, daemon: 
 
 
 def test_prefetch_then_get_needs_no_wait(connect: Connect, daemon: Daemon) -> None:
-    space = namespace()
-    first = connect(space)
-    made = stored(first, COUNT)
-    first.close()
-    assert daemon.stop() == 0
-    daemon.start()
-    client = connect(space)
+    client, made = below_memory(connect, daemon)
     with client.lookup(made.hashes, [NeedAll(0)], prefetch=True) as window:
         assert window.loading_boundary_pages in (0, COUNT)
     out = np.empty((COUNT, KV.block_bytes()), np.uint8)
@@ -93,13 +92,7 @@ def test_prefetch_then_get_needs_no_wait(connect: Connect, daemon: Daemon) -> No
 
 
 def test_get_below_memory_waits_as_long_as_it_says(connect: Connect, daemon: Daemon) -> None:
-    space = namespace()
-    first = connect(space)
-    made = stored(first, COUNT)
-    first.close()
-    assert daemon.stop() == 0
-    daemon.start()
-    client = connect(space)
+    client, made = below_memory(connect, daemon)
     out = np.empty((COUNT, KV.block_bytes()), np.uint8)
     assert client.get(made.hashes, 0, out) == 0
     assert client.get(made.hashes, 0, out, wait_seconds=10.0) == COUNT
