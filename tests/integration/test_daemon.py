@@ -14,7 +14,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,16 +28,11 @@ from tests.integration.harness import (
     Wire,
     attach_request,
     chain,
-    close_all,
     config_of,
     running,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_sockets_left() -> Iterator[None]:
-    yield
-    close_all()
+pytestmark = pytest.mark.usefixtures("no_sockets_left")
 
 
 class Process:

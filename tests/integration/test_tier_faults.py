@@ -19,7 +19,7 @@ from anchorstore.tiers.nvme.seam import FileSeam, Log, open_direct
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import admin_pb2
 from anchorstore.wire.v1 import store_pb2 as pb
-from tests.integration.harness import Engine, Running, Wire, close_all, running
+from tests.integration.harness import Engine, Running, Wire, running
 from tests.integration.tiered import (
     PAGES,
     WAIT_MS,
@@ -31,11 +31,7 @@ from tests.integration.tiered import (
     until,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_sockets_left() -> Iterator[None]:
-    yield
-    close_all()
+pytestmark = pytest.mark.usefixtures("no_sockets_left")
 
 
 @pytest.fixture

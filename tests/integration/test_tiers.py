@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pathlib
 import shutil
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from anchorstore.testing.daemon import Daemon
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import admin_pb2
 from anchorstore.wire.v1 import store_pb2 as pb
-from tests.integration.harness import Engine, Running, Wire, chain, close_all, running
+from tests.integration.harness import Engine, Running, Wire, chain, running
 from tests.integration.tiered import (
     PAGES,
     WAIT_MS,
@@ -31,11 +30,7 @@ from tests.integration.tiered import (
     until,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_sockets_left() -> Iterator[None]:
-    yield
-    close_all()
+pytestmark = pytest.mark.usefixtures("no_sockets_left")
 
 
 @pytest.fixture

@@ -1,0 +1,16 @@
+"""What several files of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.harness import close_all
+
+
+@pytest.fixture
+def no_sockets_left() -> Iterator[None]:
+    """Closes every connection of the plainest client."""
+    yield
+    close_all()
