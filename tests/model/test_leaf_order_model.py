@@ -182,7 +182,7 @@ class Trial:
 
     def expected(self, policy: Any, scope: Scope) -> int:
         rows = [p for p in scope.rows().tolist() if p not in self.forest.leased]
-        keys = {page: int(policy.keys(self.forest.columns, page)) for page in rows}
+        keys = {page: policy.key(self.forest.columns, page) for page in rows}
         return min(rows, key=lambda page: (keys[page], page), default=0)
 
 

@@ -59,6 +59,7 @@ class Blocks(Table):
     def __init__(self, more: Columns = ()) -> None:
         super().__init__(more)
         self.version = 0  # changes whenever a chain or a place changes
+        self.in_dram_alone = 0  # blocks with a place in dram and none in nvme
 
     @property
     def segment(self) -> U32:

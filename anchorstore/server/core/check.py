@@ -227,6 +227,12 @@ def _moving(state: State) -> list[str]:
     rows = np.array(sorted(promoting), np.uint32)
     if len(rows) and (state.dram.holds(rows).any() or not state.tiers[-1].holds(rows).all()):
         found.append("movement: a block is read that is in dram, or not in nvme")
+    every = np.arange(1, state.blocks.rows.top, dtype=np.uint32)
+    single = state.blocks.segment[every] != 0
+    if state.nvme is not None:
+        single &= ~state.nvme.holds(every)
+    if int(np.count_nonzero(single)) != state.blocks.in_dram_alone:
+        found.append("blocks: those in dram alone are miscounted")
     return found
 
 

@@ -80,6 +80,8 @@ def _next_victims(state: State, limit_blocks: int) -> U32:
     """Blocks in dram alone, on the pages that would be evicted next of each component above its
     low watermark.  Where there is none among them, nobody need look again for a while."""
     dram, table, parts = state.dram, state.blocks, [np.zeros(0, np.uint32)]
+    if table.in_dram_alone == len(state.movement.demoting):
+        return parts[0]  # all are in nvme, or on the way
     for component in Component:
         used_bytes = dram.pool.used_bytes(component)
         if used_bytes <= dram.low_watermark * dram.pool.capacity_bytes(component):
@@ -263,4 +265,6 @@ def finish_demote(state: State, ticket_id: int, ok: Bools) -> Bools:
 
 
 def _set_cold(state: State, ticket: DemoteTicket, stands: Bools) -> None:
-    state.blocks.cold[ticket.rows[stands]] = ticket.units[stands]
+    table, rows = state.blocks, ticket.rows[stands]
+    table.in_dram_alone -= int(np.count_nonzero(table.segment[rows]))
+    table.cold[rows] = ticket.units[stands]

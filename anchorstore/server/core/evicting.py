@@ -15,6 +15,7 @@ A block that another tier holds too only loses its place here; a page of nothing
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -162,8 +163,9 @@ def evict_step(state: State, limit_blocks: int) -> int:
 
 def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
     gone = 0
-    may_go = state.is_doubled if state.waits_for_nvme(tier) else None
-    among = state.doubled if state.waits_for_nvme(tier) else None
+    waits = state.waits_for_nvme(tier)
+    may_go = functools.partial(_is_doubled, state) if waits else None
+    among = functools.partial(_doubled, state) if waits else None
     for component in Component:
         capacity_bytes = tier.pool.capacity_bytes(component)
         used_bytes = tier.pool.used_bytes(component)
@@ -184,6 +186,23 @@ def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
         if not here or over_bytes <= 0:
             tier.draining.discard(component)
     return gone
+
+
+def _doubled(state: State, blocks: U32) -> Bools:
+    """Which blocks are in nvme, or will not be."""
+    assert state.nvme is not None
+    return np.asarray(state.nvme.holds(blocks) | ~state.admitted(blocks))
+
+
+def _is_doubled(state: State, page: int) -> bool:
+    """Whether all blocks of a page are.  Most are in nvme: that is looked up cell by cell."""
+    assert state.nvme is not None
+    missing, block = [], state.index.first_block.item(page)
+    while block:
+        if not state.nvme.holds_one(block):
+            missing.append(block)
+        block = state.blocks.next.item(block)
+    return not missing or not state.admitted(np.array(missing, np.uint32)).any()
 
 
 def _smallest_slot(state: State, tier: Tier, component: Component) -> int:

@@ -71,7 +71,11 @@ class LeafOrder:
 
     def key(self, page: int) -> int:
         """A page's key, as the last scan measures."""
-        return int(self.policy.keys(self._pages, page))
+        return self.policy.key(self._pages, page)
+
+    def lowest_key(self, pages: U32) -> int:
+        """Of these pages [n], at least one."""
+        return int(self.policy.keys(self._pages, pages).min())
 
     def announce(self, page: int) -> None:
         """`page` may have become a leaf of this scope, or its key may have fallen."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from anchorstore.server.core.columns import Columns
 from anchorstore.server.core.index import PageIndex
-from anchorstore.server.core.policies import Moment, PrivatePages, Rows
+from anchorstore.server.core.policies import Moment, PrivatePages
 from anchorstore.server.core.runs import Runs
 from anchorstore.server.core.types import U16, U32, U64
 
@@ -125,13 +125,22 @@ class PageBytes:
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
 
-    def __getitem__(self, rows: Rows) -> U64:
-        tier, asked = self._tier, np.atleast_1d(rows)
-        found = np.zeros(len(asked), np.uint64)
-        current = tier.index.first_block.take(asked)
+    def __getitem__(self, rows: U32) -> U64:
+        tier = self._tier
+        found = np.zeros(len(rows), np.uint64)
+        current = tier.index.first_block.take(rows)
         while current.any():
             sizes = tier.slot_bytes_of_kind.take(tier.blocks.kind.take(current))
             found += np.where(tier.holds(current), sizes, np.uint64(0))
             current = tier.blocks.next.take(current)
-        shaped: U64 = found.reshape(np.shape(rows))
-        return shaped
+        return found
+
+    def item(self, row: int) -> int:
+        """Of one page."""
+        tier, table, size = self._tier, self._tier.blocks, 0
+        block = tier.index.first_block.item(row)
+        while block:
+            if tier.holds_one(block):
+                size += tier.slot_bytes_of_kind.item(table.kind.item(block))
+            block = table.next.item(block)
+        return size

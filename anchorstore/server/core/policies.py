@@ -26,6 +26,7 @@ happens to other pages: a scan fixes what it is measured by (`fixed`), and the o
 from __future__ import annotations
 
 import dataclasses
+import struct
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,8 +40,6 @@ STAMP_BITS = 48
 CLASS_MAX = 2**16 - 1
 SHIFT = np.uint64(STAMP_BITS)
 SIGN = np.uint64(1 << 63)
-Rows = U32 | int
-"""Page rows [n], or one: then answers are scalars."""
 
 
 class Moment(NamedTuple):
@@ -55,7 +54,8 @@ Pages: TypeAlias = Any
 
 stamp (tick of the last use), uses, created (tick at which the page came), sealed_second (second at
 which it came), priority, page (its number in the prefix), bytes (of its slots), segment_pages
-(`PrivatePages`).
+(`PrivatePages`).  Indexed by rows [n] a column gives an array, and `item(row)` one cell as a plain
+number, which arrays of one would take ten times as long for.
 """
 
 
@@ -67,9 +67,15 @@ def classed(group: Any, stamp: Any) -> U64:
 
 def sortable(numbers: npt.NDArray[np.float64]) -> U64:
     """Bits that sort like these numbers, negative ones too."""
-    bits = np.float64(numbers).view(np.uint64)
+    bits = numbers.view(np.uint64)
     turned: U64 = np.where(bits & SIGN, ~bits, bits | SIGN)
     return turned
+
+
+def sortable_one(number: float) -> int:
+    """The same of one number."""
+    bits = int.from_bytes(struct.pack(">d", number), "big")
+    return bits ^ (2**64 - 1) if bits >> 63 else bits | 1 << 63
 
 
 class Policy:
@@ -79,8 +85,12 @@ class Policy:
     columns: ClassVar[tuple[str, ...]]
     drifts: ClassVar[bool] = False
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
+    def keys(self, pages: Pages, rows: U32) -> U64:
         """The keys of these page rows [n]; the smallest goes first."""
+        raise NotImplementedError
+
+    def key(self, pages: Pages, row: int) -> int:
+        """The key of one page row: what `keys` says of it."""
         raise NotImplementedError
 
     def fixed(self, pages: Pages, leaves: U32, now: Moment) -> Policy:
@@ -96,9 +106,12 @@ class Lru(Policy):
     name: ClassVar[str] = "lru"
     columns: ClassVar[tuple[str, ...]] = ("stamp",)
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
-        stamps: U64 = pages.stamp[rows]
+    def keys(self, pages: Pages, rows: U32) -> U64:
+        stamps: U64 = pages.stamp.take(rows)
         return stamps
+
+    def key(self, pages: Pages, row: int) -> int:
+        return int(pages.stamp.item(row))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +121,12 @@ class Fifo(Policy):
     name: ClassVar[str] = "fifo"
     columns: ClassVar[tuple[str, ...]] = ("created",)
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
-        ticks: U64 = pages.created[rows]
+    def keys(self, pages: Pages, rows: U32) -> U64:
+        ticks: U64 = pages.created.take(rows)
         return ticks
+
+    def key(self, pages: Pages, row: int) -> int:
+        return int(pages.created.item(row))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +136,11 @@ class Lfu(Policy):
     name: ClassVar[str] = "lfu"
     columns: ClassVar[tuple[str, ...]] = ("uses", "stamp")
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
+    def keys(self, pages: Pages, rows: U32) -> U64:
         return classed(np.minimum(pages.uses[rows].astype(np.uint64), CLASS_MAX), pages.stamp[rows])
+
+    def key(self, pages: Pages, row: int) -> int:
+        return int(min(pages.uses.item(row), CLASS_MAX) << STAMP_BITS | pages.stamp.item(row))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +153,12 @@ class Slru(Policy):
     name: ClassVar[str] = "slru"
     columns: ClassVar[tuple[str, ...]] = ("uses", "stamp")
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
+    def keys(self, pages: Pages, rows: U32) -> U64:
         return classed(pages.uses[rows] >= self.protected_uses, pages.stamp[rows])
+
+    def key(self, pages: Pages, row: int) -> int:
+        is_protected = pages.uses.item(row) >= self.protected_uses
+        return int(is_protected << STAMP_BITS | pages.stamp.item(row))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +168,13 @@ class Priority(Policy):
     name: ClassVar[str] = "priority"
     columns: ClassVar[tuple[str, ...]] = ("priority", "stamp")
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
+    def keys(self, pages: Pages, rows: U32) -> U64:
         raised = np.clip(pages.priority[rows], -(2**15), 2**15 - 1).astype(np.int64) + 2**15
         return classed(raised, pages.stamp[rows])
+
+    def key(self, pages: Pages, row: int) -> int:
+        raised = min(max(pages.priority.item(row), -(2**15)), 2**15 - 1) + 2**15
+        return int(raised << STAMP_BITS | pages.stamp.item(row))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,9 +189,13 @@ class Ttl(Policy):
     columns: ClassVar[tuple[str, ...]] = ("sealed_second", "stamp")
     drifts: ClassVar[bool] = True
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
+    def keys(self, pages: Pages, rows: U32) -> U64:
         fresh = pages.sealed_second[rows] + self.seconds > self.now
         return classed(fresh, pages.stamp[rows])
+
+    def key(self, pages: Pages, row: int) -> int:
+        is_fresh = pages.sealed_second.item(row) + self.seconds > self.now
+        return int(is_fresh << STAMP_BITS | pages.stamp.item(row))
 
     def fixed(self, pages: Pages, leaves: U32, now: Moment) -> Policy:
         return dataclasses.replace(self, now=now.seconds)
@@ -186,9 +217,13 @@ class SegmentLength(Policy):
     columns: ClassVar[tuple[str, ...]] = ("segment_pages", "stamp")
     drifts: ClassVar[bool] = True
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
+    def keys(self, pages: Pages, rows: U32) -> U64:
         _, log2 = np.frexp(np.float64(pages.segment_pages[rows]))
         return classed(log2, pages.stamp[rows])
+
+    def key(self, pages: Pages, row: int) -> int:
+        length = int(pages.segment_pages.item(row))
+        return int(length.bit_length() << STAMP_BITS | pages.stamp.item(row))
 
 
 class PrivatePages:
@@ -199,11 +234,10 @@ class PrivatePages:
         """`table` has parent (row) and children (count)."""
         self._table = table
 
-    def __getitem__(self, rows: Rows) -> U32:
-        asked = np.atleast_1d(rows)
+    def __getitem__(self, rows: U32) -> U32:
         parent, children = self._table.parent, self._table.children
-        lengths = np.ones(len(asked), np.uint32)
-        open_, current = np.arange(len(asked)), parent.take(asked)
+        lengths = np.ones(len(rows), np.uint32)
+        open_, current = np.arange(len(rows)), parent.take(rows)
         for _ in range(SEGMENT_PAGES_MAX - 1):
             onward = (current != 0) & (children.take(current) == 1)
             open_, current = open_[onward], current[onward]
@@ -211,8 +245,15 @@ class PrivatePages:
                 break
             lengths[open_] += np.uint32(1)
             current = parent.take(current)
-        found: U32 = lengths.reshape(np.shape(rows))
-        return found
+        return lengths
+
+    def item(self, row: int) -> int:
+        """Of one page."""
+        parent, children = self._table.parent, self._table.children
+        length, current = 1, parent.item(row)
+        while length < SEGMENT_PAGES_MAX and current and children.item(current) == 1:
+            length, current = length + 1, parent.item(current)
+        return length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,10 +277,18 @@ class FlopAware(Policy):
     columns: ClassVar[tuple[str, ...]] = ("stamp", "page", "bytes")
     drifts: ClassVar[bool] = True
 
-    def keys(self, pages: Pages, rows: Rows) -> U64:
-        recency = _scaled(self._recency(pages, rows), self.recency_range)
-        saving = _scaled(self._saving(pages, rows), self.saving_range)
-        return sortable(recency + self.alpha * saving)
+    def keys(self, pages: Pages, rows: U32) -> U64:
+        scores: npt.NDArray[np.float64] = self._score(
+            self._recency(pages, rows), self._saving(pages, rows)
+        )
+        return sortable(scores)
+
+    def key(self, pages: Pages, row: int) -> int:
+        since = float(self.tick + 1) - float(pages.stamp.item(row))
+        work = 1.0 + pages.page.item(row) / self.balance_pages
+        return sortable_one(
+            self._score(1.0 / max(since, 1.0), work / max(pages.bytes.item(row), 1))
+        )
 
     def fixed(self, pages: Pages, leaves: U32, now: Moment) -> Policy:
         there = dataclasses.replace(self, tick=now.tick)
@@ -252,12 +301,17 @@ class FlopAware(Policy):
             saving_range=(float(saving.min()), float(saving.max())),
         )
 
-    def _recency(self, pages: Pages, rows: Rows) -> npt.NDArray[np.float64]:
+    def _score(self, recency: Any, saving: Any) -> Any:
+        """Of one page, or of many."""
+        recent = _scaled(recency, self.recency_range)
+        return recent + self.alpha * _scaled(saving, self.saving_range)
+
+    def _recency(self, pages: Pages, rows: U32) -> npt.NDArray[np.float64]:
         since = np.float64(self.tick + 1) - pages.stamp[rows].astype(np.float64)
         recency: npt.NDArray[np.float64] = 1.0 / np.maximum(since, 1.0)  # used after the scan: 1
         return recency
 
-    def _saving(self, pages: Pages, rows: Rows) -> npt.NDArray[np.float64]:
+    def _saving(self, pages: Pages, rows: U32) -> npt.NDArray[np.float64]:
         work = 1.0 + pages.page[rows].astype(np.float64) / self.balance_pages
         saving: npt.NDArray[np.float64] = work / np.maximum(pages.bytes[rows], 1)
         return saving

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,35 +129,38 @@ class ScopeLeaves:
 
     def has(self, page: int) -> bool:
         """Whether the page is one now."""
-        if not self.state.index.namespace[page] or self.tier.children[page]:
+        if not self.state.index.namespace.item(page) or self.tier.children.item(page):
             return False
         return self.look_at(page)
 
     def look_at(self, page: int) -> bool:
         """Whether a page has blocks in the scope.  One page at a time: reading cell by cell is
         faster than arrays here."""
-        state, tier, scope = self.state, self.tier, self.scope
-        table, registry = state.blocks, state.registry
-        owner = int(state.index.namespace[page])
+        tier, table = self.tier, self.state.blocks
         self.room_bytes, self.busy = 0, False
-        block = int(state.index.first_block[page])
+        block = self.state.index.first_block.item(page)
         while block:
             if tier.holds_one(block):
-                kind = int(table.kind[block])
+                kind = table.kind.item(block)
                 self.busy = self.busy or tier.busy_one(block)
-                match scope.field:
-                    case Field.SLOT_CLASS:
-                        inside = tier.class_of_kind[kind] == scope.value
-                        if inside and tier.has_closed:
-                            inside = not tier.closed(np.array([block], np.uint32))[0]
-                    case Field.COMPONENT:
-                        inside = registry.component_of_kind[kind] == scope.value
-                    case Field.NAMESPACE:
-                        inside = owner == scope.value
-                if inside:
-                    self.room_bytes += int(tier.slot_bytes_of_kind[kind])
-            block = int(table.next[block])
+                if self._is_room(page, block, kind):
+                    self.room_bytes += tier.slot_bytes_of_kind.item(kind)
+            block = table.next.item(block)
         return self.room_bytes > 0
+
+    def _is_room(self, page: int, block: int, kind: int) -> bool:
+        """Whether the page's block counts as room made."""
+        tier, scope = self.tier, self.scope
+        match scope.field:
+            case Field.SLOT_CLASS:
+                inside = tier.class_of_kind.item(kind) == scope.value
+                if inside and tier.has_closed:
+                    return not tier.closed(np.array([block], np.uint32))[0]
+                return inside
+            case Field.COMPONENT:
+                return self.state.registry.component_of_kind.item(kind) == scope.value
+            case Field.NAMESPACE:
+                return self.state.index.namespace.item(page) == scope.value
 
 
 class LeafQueues:
@@ -196,6 +199,13 @@ class LeafQueues:
         for order, _ in self.by_scope.values():
             order.announce(page)
 
+    def announce_to_others(self, than: LeafOrder, pages: Iterable[int]) -> None:
+        """These pages have become leaves, which one order knows."""
+        others = [order for order, _ in self.by_scope.values() if order is not than]
+        for page in pages:
+            for order in others:
+                order.announce(page)
+
 
 def take_leaves(
     state: State,
@@ -213,10 +223,14 @@ def take_leaves(
     go before any of these; a page with a busy block, one that `may_go` refuses,
     and one of a namespace's reserved share, is passed over.  They count as out of the tier; the
     caller takes their blocks out at once (`State.leave`).
+
+    A path goes page by page, each a leaf once the one behind it is gone; only where that ends
+    matters to other scopes.
     """
     order, leaves = tier.queues.of(state, tier, scope)
     chosen: list[int] = []
     holes: list[int] = []
+    exposed: set[int] = set()
     rules = [] if may_go is None else [may_go]
     if tier.has_reserves and scope.is_of_all:
         rules.append(Shares(state, tier).give)
@@ -226,11 +240,11 @@ def take_leaves(
     with order.walk(state.moment) as walk:
         for page in walk:
             if rather_than is not None:
-                limit = _lowest_key(order, rather_than) if limit is None else limit
+                limit = order.lowest_key(rather_than) if limit is None else limit
                 if order.key(page) >= limit:
                     walk.keep(page)
                     break
-            elif state.index.stamp[page] >= before:
+            elif state.index.stamp.item(page) >= before:
                 walk.keep(page)
                 if tier.queues.is_by_use:
                     break  # all that follow were used later still
@@ -240,15 +254,14 @@ def take_leaves(
             else:
                 want_bytes -= leaves.room_bytes
                 chosen.append(page)
-                state.retreat(tier, page, holes)
+                exposed.discard(page)
+                if leaf := state.retreat(tier, page, holes):
+                    order.announce(leaf)
+                    exposed.add(leaf)
                 if want_bytes <= 0:
                     break
+    tier.queues.announce_to_others(order, exposed)
     return chosen, holes
-
-
-def _lowest_key(order: LeafOrder, pages: U32) -> int:
-    """Of these pages, as the order measures."""
-    return min(order.key(page) for page in pages.tolist())
 
 
 def next_leaves(state: State, tier: Tier, scope: Scope, pages_max: int, before: int) -> list[int]:
@@ -262,7 +275,7 @@ def next_leaves(state: State, tier: Tier, scope: Scope, pages_max: int, before: 
     with order.walk(state.moment) as walk:
         for page in walk:
             walk.keep(page)
-            if state.index.stamp[page] >= before:
+            if state.index.stamp.item(page) >= before:
                 if tier.queues.is_by_use:
                     break
                 continue
@@ -278,8 +291,8 @@ def next_leaves(state: State, tier: Tier, scope: Scope, pages_max: int, before: 
 def _freed_by(state: State, tier: Tier, page: int, followers: dict[int, int]) -> int:
     """The page that becomes a leaf where `page` leaves, in a game of its own; 0 for none."""
     index = state.index
-    while parent := int(index.parent[page]):
-        left = followers.get(parent, int(tier.children[parent])) - 1
+    while parent := index.parent.item(page):
+        left = followers.get(parent, tier.children.item(parent)) - 1
         followers[parent] = left
         if left:
             return 0

@@ -169,6 +169,7 @@ def finish_promote(state: State, ticket_id: int, ok: Bools, lost: Bools) -> Bool
 
 def _set_place(state: State, ticket: PromoteTicket, there: Bools) -> None:
     table, rows = state.blocks, ticket.rows[there]
+    table.in_dram_alone += int(np.count_nonzero(table.cold.take(rows) == 0))
     table.segment[rows] = ticket.segment_ids[there]
     table.slot[rows] = ticket.slots[there]
     table.generation[rows] = ticket.generations[there] + np.uint32(1)

@@ -276,6 +276,7 @@ def _add_blocks(
     table.checksum[rows] = checksums[here]
     table.lineage[rows] = ticket.reservation.lineage
     table.leases[rows] = 0
+    table.in_dram_alone += len(rows)
     new = ~state.dram.within(pages)
     table.attach(state.index, pages, rows)
     state.enter(state.dram, pages[new])

@@ -124,15 +124,6 @@ class State(Story):
             fits &= rule.admits(self.dram.columns_of(rule), self.blocks.page.take(blocks))
         return np.asarray(fits)
 
-    def doubled(self, blocks: U32) -> Bools:
-        """Which blocks are in nvme, or will not be."""
-        assert self.nvme is not None
-        return np.asarray(self.nvme.holds(blocks) | ~self.admitted(blocks))
-
-    def is_doubled(self, page: int) -> bool:
-        """Whether all blocks of a page are."""
-        return bool(self.doubled(self.blocks.of_pages(self.index, np.array([page]))).all())
-
     def expect(self, kinds: Sequence[Kind]) -> int:
         """Makes the tables, while they are nearly empty, as long as the pool can fill them with
         these kinds: growing later would hold up every request for up to half a second.  Memory
@@ -221,7 +212,7 @@ class State(Story):
         gone = [page]
         for tier in lost:
             if not tier.is_on(page) and not tier.children[page]:
-                self.retreat(tier, page, gone)
+                self._withdraw(tier, page, gone)
         self._forget_bare(np.array(gone, np.uint32))
 
     def leave_block(self, tier: Tier, row: int) -> None:
@@ -296,22 +287,26 @@ class State(Story):
             parents = self.index.parent.take(holes)
             parents = parents[parents != 0]
 
-    def retreat(self, tier: Tier, page: int, gone: list[int]) -> None:
+    def retreat(self, tier: Tier, page: int, gone: list[int]) -> int:
         """A page without children in the tier is out of it from now on: so is a hole above it that
-        has no others, and a page above it that has none is a leaf.  Adds those holes to `gone`."""
+        has no others.  Adds those holes to `gone`.  Returns the page above that is a leaf now, for
+        the caller to announce; 0 for none."""
         index, children = self.index, tier.children
-        while True:
-            parent = int(index.parent[page])
-            if not parent:
-                return
-            children[parent] -= np.uint32(1)
-            if children[parent]:
-                return
+        while parent := index.parent.item(page):
+            left = children.item(parent) - 1
+            children[parent] = left
+            if left:
+                return 0
             if tier.is_on(parent):
-                tier.queues.announce(parent)
-                return
+                return parent
             gone.append(parent)
             page = parent
+        return 0
+
+    def _withdraw(self, tier: Tier, page: int, gone: list[int]) -> None:
+        """`retreat`, and whoever orders leaves is told."""
+        if leaf := self.retreat(tier, page, gone):
+            tier.queues.announce(leaf)
 
     def leave(self, tier: Tier, pages: U32, holes: list[int] | None = None) -> Left:
         """Takes every block of these pages [n] out of the tier; entries that others continue stay,
@@ -353,7 +348,7 @@ class State(Story):
         for page in pages[np.argsort(self.index.page.take(pages))[::-1]].tolist():
             if page not in out and not tier.children[page]:
                 before = len(gone)
-                self.retreat(tier, page, gone)
+                self._withdraw(tier, page, gone)
                 out.update(gone[before:])
         return gone
 

@@ -170,11 +170,11 @@ class Tier(abc.ABC):
 
     def is_on(self, page: int) -> bool:
         """Whether one page has."""
-        block = int(self.index.first_block[page])
+        block = self.index.first_block.item(page)
         while block:
             if self.holds_one(block):
                 return True
-            block = int(self.blocks.next[block])
+            block = self.blocks.next.item(block)
         return False
 
     def within(self, pages: U32) -> Bools:
@@ -220,14 +220,14 @@ class DramTier(Tier):
         return np.asarray((blocks if self.alone else self.blocks.segment[blocks]) != 0)
 
     def holds_one(self, block: int) -> bool:
-        return self.alone or bool(self.blocks.place[block]["segment"])
+        return self.alone or self.blocks.segment.item(block) != 0
 
     def busy(self, blocks: U32) -> Bools:
         """A lease protects a place in dram; without such a place, the one in nvme."""
         return np.asarray((self.blocks.leases.take(blocks) != 0) & self.holds(blocks))
 
     def busy_one(self, block: int) -> bool:
-        return bool(self.blocks.leases[block]) and self.holds_one(block)
+        return self.blocks.leases.item(block) != 0 and self.holds_one(block)
 
     def segments_of(self, blocks: U32) -> U32:
         return self.blocks.segment[blocks]
@@ -236,6 +236,8 @@ class DramTier(Tier):
         return self.blocks.slot[blocks]
 
     def clear(self, blocks: U32) -> None:
+        single = blocks if self.alone else blocks[self.blocks.cold.take(blocks) == 0]
+        self.blocks.in_dram_alone -= len(single)
         self.blocks.segment[blocks] = 0
         self.blocks.version += 1
 
@@ -282,7 +284,7 @@ class NvmeTier(Tier):
         return np.asarray(self.blocks.cold.take(blocks) != 0)
 
     def holds_one(self, block: int) -> bool:
-        return bool(self.blocks.cold[block])
+        return self.blocks.cold.item(block) != 0
 
     def busy(self, blocks: U32) -> Bools:
         """What has a place in dram is read there, never here."""
@@ -291,7 +293,7 @@ class NvmeTier(Tier):
 
     def busy_one(self, block: int) -> bool:
         table = self.blocks
-        is_leased = bool(table.leases[block]) and not table.place[block]["segment"]
+        is_leased = table.leases.item(block) != 0 and table.segment.item(block) == 0
         return is_leased and self.holds_one(block)
 
     @property
@@ -326,6 +328,7 @@ class NvmeTier(Tier):
         return found
 
     def clear(self, blocks: U32) -> None:
+        self.blocks.in_dram_alone += int(np.count_nonzero(self.blocks.segment[blocks]))
         self.blocks.cold[blocks] = 0
         self.blocks.version += 1
 
