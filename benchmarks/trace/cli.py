@@ -24,7 +24,7 @@ from benchmarks.trace.core import CapacityError
 from benchmarks.trace.daemon import DaemonError
 from benchmarks.trace.jsonl import TraceError, read_trace
 from benchmarks.trace.kinds import KINDS, generate
-from benchmarks.trace.lab import Plan, run_trace
+from benchmarks.trace.lab import OWN_DAEMON, Plan, run_trace
 from benchmarks.trace.memory import Capacity, parse_capacity
 from benchmarks.trace.plot import PlotError, check_plot, draw
 from benchmarks.trace.report import render
@@ -33,9 +33,13 @@ from benchmarks.trace.trace import Trace
 from benchmarks.trace.variants import Variant, parse_variant
 from engine_adapter.budget import MARGIN_TOKENS_DEFAULT
 
-REQUESTS_DEFAULT = 1000
+REQUESTS_DEFAULT = 500
 CAPACITIES = ("1/8", "1/2", "1", "1/8+1/2", "1/8+9/8")
-VARIANTS = (*POLICIES, "lru+demote", "lru+second-sight")
+VARIANTS = (
+    *POLICIES,
+    "ttl=600",
+    *("lru+demote", "segment-length+demote", "lru+second-sight", "lru+size"),
+)
 
 QUICK_REQUESTS = 300
 QUICK_CAPACITIES = ("1/8", "1/8+1/2")
@@ -87,7 +91,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="caches served at a time, each in a process of its own (default: %(default)s)",
     )
     parser.add_argument(
-        "--plot", type=pathlib.Path, metavar="FILE.png", help="also draw it; needs matplotlib"
+        "--plot",
+        type=pathlib.Path,
+        metavar="FILE.png",
+        help="also draw it, as .png or .svg; needs matplotlib",
     )
     what = parser.add_argument_group("what is asked")
     kinds = what.add_mutually_exclusive_group()
@@ -133,8 +140,11 @@ def _add_caches(who: argparse._ArgumentGroup) -> None:
     who.add_argument(
         "--daemon",
         metavar="ADDRESS",
+        nargs="?",
+        const=OWN_DAEMON,
         help="a daemon that runs, unix:///path or tcp://host:port, instead of all other caches; "
-        "it is sent every page of the trace, in full size",
+        "it is sent every page of the trace, in full size; without an address one is started for "
+        "each capacity and policy",
     )
     who.add_argument(
         "--model",
@@ -165,7 +175,7 @@ def traces_of(arguments: argparse.Namespace) -> Iterator[Trace]:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The document; progress goes to standard error."""
     if arguments.plot:
-        if arguments.daemon:
+        if arguments.daemon is not None:
             raise PlotError("--plot: a daemon has one capacity, there is nothing to draw")
         check_plot(arguments.plot)
     sizes = sizes_of_model(arguments.model, arguments.page_tokens)

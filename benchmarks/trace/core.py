@@ -19,8 +19,10 @@ import numpy as np
 
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import Component
+from anchorstore.server.core.policies import FlopAware
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.store_config import cold_slot_bytes_of
+from anchorstore.server.core.tuning import tune
 from anchorstore.server.core.types import (
     ANY_LINEAGE,
     LookupResult,
@@ -54,6 +56,8 @@ NEEDS: tuple[Need, ...] = (
 SESSION = b"trace lab       "
 EVICT_STEP_BLOCKS = 4096
 SEGMENTS = 128
+SEGMENT_BYTES_MIN = {"dram": MIB // 16, "nvme": MIB}
+"""As the daemon's configuration has it."""
 
 
 class CapacityError(Exception):
@@ -83,7 +87,8 @@ class _Shape:
 def _shape(tier: str, capacity_bytes: int, kv_slot_bytes: int, anchor_slot_bytes: int) -> _Shape:
     """A pool of so many bytes, cut between kv and anchors as pages need it."""
     segment_bytes = min(capacity_bytes // SEGMENTS, GIB) // MIB * MIB
-    segment_bytes = max(segment_bytes, align(8 * kv_slot_bytes + MIB // 2))
+    least_bytes = max(SEGMENT_BYTES_MIN[tier], align(8 * kv_slot_bytes + MIB // 2))
+    segment_bytes = max(segment_bytes, least_bytes)
     segments = capacity_bytes // segment_bytes
     if segments < 2:
         raise CapacityError(
@@ -128,13 +133,23 @@ class StoreCache:
     """The core with its tiers, asked as an engine's adapter asks it."""
 
     def __init__(
-        self, trace: Trace, sizes: Sizes, memory: Memory, variant: Variant, margin_pages: int
+        self,
+        trace: Trace,
+        sizes: Sizes,
+        memory: Memory,
+        variant: Variant,
+        margin_pages: int,
+        *,
+        config: StoreConfig | None = None,
     ) -> None:
+        """`config` where it is to differ from `store_config`'s."""
         self.name = f"anchorstore {variant}"
         self.trace = trace
         self.sizes = sizes
         self.margin_pages = margin_pages
-        self.store = Store(store_config(memory, sizes, variant), boot_id=bytes(16))
+        self.tuned: FlopAware | None = None  # the order followed since the window was full
+        config = config or store_config(memory, sizes, variant)
+        self.store = Store(config, boot_id=bytes(16))
         self._hashes = page_hashes(trace.distinct)
         self._declined = np.zeros(trace.distinct, np.bool_)  # when last offered
         self._moved: collections.Counter[str] = collections.Counter()
@@ -158,14 +173,24 @@ class StoreCache:
             found, is_refused = self._look_up(asked, now)
             resume = found.resume_pages
             served = self._served(path, asked, found, is_refused, seen)
-        self._keep(path, hashes, resume, now)
+        self._keep(path, hashes, resume, int(self.trace.priorities[request]), now)
         while self.store.evict_step(now, EVICT_STEP_BLOCKS):
             pass
+        self._tune()
         return served
 
     def moved(self) -> dict[str, int]:
         """Bytes read from and written to each tier."""
         return dict(self._moved)
+
+    def _tune(self) -> None:
+        """As the daemon does once, where the order is one that can be tuned."""
+        config = self.store.config
+        window = self.store.take_window()
+        if window is not None and isinstance(config.policy, FlopAware):
+            capacity_bytes = config.segments * config.segment_bytes
+            self.tuned = tune(window, capacity_bytes, config.policy.balance_pages)
+            self.store.follow(self.tuned)
 
     def _look_up(self, asked: bytes, now: float) -> tuple[LookupResult, bool]:
         """The answer, and whether more lies in nvme that dram had no room for."""
@@ -205,7 +230,7 @@ class StoreCache:
                 boundary = stop
         return Served(found.resume_pages, lost)
 
-    def _keep(self, path: U32, hashes: bytes, first: int, now: float) -> None:
+    def _keep(self, path: U32, hashes: bytes, first: int, priority: int, now: float) -> None:
         """Offers the pages from `first` on, both components."""
         count = len(path) - first
         if not count:
@@ -213,7 +238,9 @@ class StoreCache:
         start = DIGEST_BYTES * first
         parent = hashes[start - DIGEST_BYTES : start] if first else self._root
         layouts = [KV, ANCHOR]
-        answer = self.store.reserve(SESSION, parent, first, hashes[start:], layouts, 0, now)
+        answer = self.store.reserve(
+            SESSION, parent, first, hashes[start:], layouts, 0, now, priority=priority
+        )
         verdicts = np.frombuffer(answer.verdicts, np.uint8).reshape(count, len(layouts))
         declined = (verdicts == Verdict.DECLINED).any(axis=1)
         if answer.reservation_id:

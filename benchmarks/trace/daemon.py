@@ -1,30 +1,38 @@
 """A real daemon as a cache of a trace: every block is written, every hit is leased and looked at.
 
-Requests follow one another without their pauses.  The daemon's tiers, capacity and policy are its
-own affair; blocks have the model's real sizes and hold nothing.
+Requests follow one another without their pauses.  The tiers, capacity and policy of a daemon that
+runs are its own affair; one that the lab starts has those of a simulated store.  Blocks have the
+model's real sizes and hold nothing.
+
+What is lost is not told apart by component: to ask for kv alone would be a use of it.
 """
 
 from __future__ import annotations
 
 import collections
 import os
+import pathlib
 
 from anchorstore.client import Client, ClientOptions, NamespaceSpec, NeedAll, NeedWindow
 from anchorstore.keys import DIGEST_BYTES
+from anchorstore.layout import Component
 from anchorstore.units import MIB
 from benchmarks.trace.caches import Loss, Served
-from benchmarks.trace.core import ANCHOR, KV, page_hashes
+from benchmarks.trace.core import ANCHOR, KV, page_hashes, store_config
+from benchmarks.trace.memory import Memory
 from benchmarks.trace.sizes import ROWS_PER_PAGE, Sizes
 from benchmarks.trace.trace import Trace
+from benchmarks.trace.variants import Variant
 from engine_adapter.budget import MAX_ROWS_DEFAULT, RATIO_DEFAULT
 
 NEEDS = (
     NeedAll(KV, first_page=0),
     NeedWindow(ANCHOR, ratio=RATIO_DEFAULT, max_rows=MAX_ROWS_DEFAULT, rows_per_page=ROWS_PER_PAGE),
 )
-KV_NEED = NEEDS[:1]
 DEADLINE_SECONDS = 30.0
 STAGING_BYTES = 256 * MIB
+DEVICE_OVERHEAD_BYTES = 64 * MIB
+"""Of a device, for its journals."""
 UNANSWERED = ("unreachable", "deadline", "refused", "boot")
 """Misses that say nothing about what is stored."""
 
@@ -33,12 +41,41 @@ class DaemonError(Exception):
     """The daemon did not answer, or did not take what was written: figures would be of no use."""
 
 
+def settings_of(
+    memory: Memory, sizes: Sizes, variant: Variant, folder: pathlib.Path
+) -> dict[str, str]:
+    """The configuration of a daemon like a simulated store, with its device in `folder`."""
+    config = store_config(memory, sizes, variant)
+    found = {
+        "tiers.dram.capacity": f"{config.segments * config.segment_bytes}B",
+        "tiers.dram.prefault": "false",
+    }
+    tiers = {"dram": config, **({"nvme": config.nvme} if config.nvme else {})}
+    for name, shape in tiers.items():
+        found |= {
+            f"tiers.{name}.segment": f"{shape.segment_bytes}B",
+            f"tiers.{name}.anchor_share": str(shape.component_share[Component.ANCHOR]),
+            f"tiers.{name}.kv_share": str(shape.component_share[Component.KV]),
+            f"tiers.{name}.policy": variant.policy,
+            f"tiers.{name}.ttl": f"{variant.ttl_seconds}s",
+        }
+    if config.nvme:
+        size_bytes = config.nvme.segments * config.nvme.segment_bytes + DEVICE_OVERHEAD_BYTES
+        found |= {
+            "tiers.nvme.devices": f"{folder / 'device'}:{size_bytes}B",
+            "tiers.nvme.write": "behind" if variant.is_ahead else "demote",
+            "tiers.nvme.admission": variant.admission,
+        }
+    return found
+
+
 class DaemonCache:
     """The daemon at an address, in a namespace that nobody else has."""
 
-    name = "daemon"
-
-    def __init__(self, trace: Trace, sizes: Sizes, address: str, margin_pages: int) -> None:
+    def __init__(
+        self, trace: Trace, sizes: Sizes, address: str, margin_pages: int, name: str = "daemon"
+    ) -> None:
+        self.name = name
         self.trace = trace
         self.sizes = sizes
         self.margin_pages = margin_pages
@@ -61,8 +98,11 @@ class DaemonCache:
         if usable := int(self.trace.usable[request]):
             asked = hashes[: DIGEST_BYTES * usable]
             boundary, resume, miss = self._look_up(asked)
-            served = self._served(asked, boundary, resume, miss, seen)
-        self._keep(hashes, resume)
+            if miss == "margin":
+                boundary = min(self.margin_pages, seen)
+            lost = {Loss.MARGIN: boundary - resume, Loss.EVICTED: seen - boundary}
+            served = Served(resume, lost)
+        self._keep(hashes, resume, int(self.trace.priorities[request]))
         return served
 
     def moved(self) -> dict[str, int]:
@@ -95,30 +135,17 @@ class DaemonCache:
                 window.verify()
                 for need, size in ((KV, self.sizes.kv_bytes), (ANCHOR, self.sizes.anchor_bytes)):
                     self._moved["daemon read"] += len(window.blocks(need)) * size
-            return window.boundary_pages, window.resume_pages, window.miss
+            found = window.boundary_pages, window.resume_pages, window.miss
+        self._client.flush()  # what is leased would not make room for what comes next
+        return found
 
-    def _served(self, asked: bytes, boundary: int, resume: int, miss: str, seen: int) -> Served:
-        """Kv that is there without its anchors is told apart by asking for kv alone."""
-        present = boundary
-        if boundary < seen:
-            with self._client.lookup(asked, KV_NEED) as window:
-                present = min(seen, window.boundary_pages)
-        if miss == "margin":
-            boundary = min(self.margin_pages, present)
-        lost = {
-            Loss.MARGIN: boundary - resume,
-            Loss.WINDOW: present - boundary,
-            Loss.EVICTED: seen - present,
-        }
-        return Served(resume, lost)
-
-    def _keep(self, hashes: bytes, first: int) -> None:
+    def _keep(self, hashes: bytes, first: int, priority: int) -> None:
         count = len(hashes) // DIGEST_BYTES - first
         if not count:
             return
         start = DIGEST_BYTES * first
         parent = hashes[start - DIGEST_BYTES : start] if first else self._client.root_digest
         blocks = {layout: [row] * count for layout, row in self._rows.items()}
-        outcome = self._client.put(parent, first, hashes[start:], blocks)
+        outcome = self._client.put(parent, first, hashes[start:], blocks, priority=priority)
         if outcome.mismatched or outcome.reason in UNANSWERED:
             raise DaemonError(f"a put of {count} pages: {outcome}")

@@ -6,10 +6,11 @@ Three formats; the first line decides which one the file is in::
     {"pages": ["9f1c", "02ab", ...], "prompt_tokens": 131, "seconds": 0.25}  names of whole pages
     {"timestamp": 250, "input_length": 131, "output_length": 20, "hash_ids": [0, 1, 2]}
 
-`answer`, `prompt_tokens` and `seconds` may be missing: no answer, every page usable, the time of
-the line before.  A page's name stands for all tokens up to its end, as a path hash does; pages
-beyond `prompt_tokens` are the answer's.  The last format is that of the published Mooncake traces:
-milliseconds, blocks of 512 tokens (--page-tokens 512), the last one whole or not.
+`answer`, `prompt_tokens`, `seconds` and, of the first two, `priority` (16 bits) may be missing: no
+answer, every page usable, the time of the line before, 0.  A page's name stands for all tokens up
+to its end, as a path hash does; pages beyond `prompt_tokens` are the answer's.  The last format is
+that of the published Mooncake traces: milliseconds, blocks of 512 tokens (--page-tokens 512), the
+last one whole or not.
 
 Anything else is refused, with the line's number.
 """
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -32,6 +32,8 @@ from benchmarks.trace.trace import U32, Trace, make_trace
 LINE_BYTES_MAX = 2**26
 NAME_CHARACTERS_MAX = 128
 TOKENS_MAX = 2**31
+SECONDS_MAX = 10**12
+PRIORITY_MAX = 2**15 - 1
 ROOT = bytes(DIGEST_BYTES)
 
 
@@ -50,6 +52,7 @@ class _Request:
     names: Sequence[Hashable]
     usable: int
     seconds: float | None
+    priority: int = 0
 
 
 Fields = dict[str, Any]
@@ -86,14 +89,25 @@ def _seconds(fields: Fields, name: str, scale: float) -> float | None:
     if name not in fields:
         return None
     value = fields[name]
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise _Wrong(f"{name} is {value!r:.80}, must be a number of at least 0")
+    if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX / scale:
+        limit = f"{SECONDS_MAX / scale:g}"
+        raise _Wrong(f"{name} is {value!r:.80}, must be a number of at least 0, at most {limit}")
     return float(value) * scale
+
+
+def _priority(fields: Fields) -> int:
+    value = fields.get("priority", 0)
+    if type(value) is not int or not -PRIORITY_MAX <= value <= PRIORITY_MAX:
+        raise _Wrong(
+            f"priority is {value!r:.80}, must be a whole number from {-PRIORITY_MAX} to "
+            f"{PRIORITY_MAX}"
+        )
+    return value
 
 
 def _of_tokens(fields: Fields, page_tokens: int) -> _Request:
     """A line of token ids."""
-    _only(fields, "tokens", "answer", "seconds")
+    _only(fields, "tokens", "answer", "seconds", "priority")
     prompt, answer = _list(fields, "tokens"), _list(fields, "answer")
     if not prompt:
         raise _Wrong("tokens is empty: a request has at least one")
@@ -105,7 +119,8 @@ def _of_tokens(fields: Fields, page_tokens: int) -> _Request:
     except InvalidKey as error:
         raise _Wrong(str(error)) from error
     names = [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES)]
-    return _Request(names, (len(prompt) - 1) // page_tokens, _seconds(fields, "seconds", 1.0))
+    usable, seconds = (len(prompt) - 1) // page_tokens, _seconds(fields, "seconds", 1.0)
+    return _Request(names, usable, seconds, _priority(fields))
 
 
 def _names(fields: Fields, name: str) -> list[Hashable]:
@@ -122,7 +137,7 @@ def _names(fields: Fields, name: str) -> list[Hashable]:
 
 def _of_pages(fields: Fields, page_tokens: int) -> _Request:
     """A line of page names."""
-    _only(fields, "pages", "prompt_tokens", "seconds")
+    _only(fields, "pages", "prompt_tokens", "seconds", "priority")
     names = _names(fields, "pages")
     usable = len(names)
     if "prompt_tokens" in fields:
@@ -133,7 +148,7 @@ def _of_pages(fields: Fields, page_tokens: int) -> _Request:
                 f"pages of {page_tokens} tokens than there are pages, {len(names)}"
             )
         usable = min(usable, (prompt_tokens - 1) // page_tokens)
-    return _Request(names, usable, _seconds(fields, "seconds", 1.0))
+    return _Request(names, usable, _seconds(fields, "seconds", 1.0), _priority(fields))
 
 
 def _of_blocks(fields: Fields, page_tokens: int) -> _Request:
@@ -199,7 +214,7 @@ def _fields_of(line: bytes) -> Fields:
         raise _Wrong(f"longer than {LINE_BYTES_MAX} bytes")
     try:
         fields = json.loads(line, object_pairs_hook=_once)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number without end
         raise _Wrong(f"no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise _Wrong(f"a {type(fields).__name__}, must be an object")
@@ -219,6 +234,7 @@ def read_trace(path: pathlib.Path, page_tokens: int) -> Trace:
     paths: list[U32] = []
     usable: list[int] = []
     seconds: list[float] = []
+    priorities: list[int] = []
     for number, line in _lines(path):
         try:
             fields = _fields_of(line)
@@ -235,6 +251,7 @@ def read_trace(path: pathlib.Path, page_tokens: int) -> Trace:
             raise TraceError(f"{path}, line {number}: {wrong}") from wrong
         usable.append(request.usable)
         seconds.append(now)
+        priorities.append(request.priority)
     if not paths:
         raise TraceError(f"{path} is empty")
-    return make_trace(path.name, page_tokens, paths, usable, seconds)
+    return make_trace(path.name, page_tokens, paths, usable, seconds, priorities)

@@ -5,6 +5,8 @@
     multi-turn   system . user . answer . user . answer ...     many chats at once, with pauses
     branches     base -------+--------+------- answer           long prompts, left at any token
                              + tail   + tail . answer           by a dozen others each
+    cuts         the same of prompts below 8192 tokens          no state of a grid lies in them
+    rounds       prompt . question . answer, one by one         as many prompts as ever, in turn
     agents       system . task . answer . output . answer -+- output . answer ...
                                      |                     +- output . answer ...  fan-out
                                      +- output . answer ...     gone back to, at any token
@@ -12,11 +14,16 @@
 
 Sizes and pauses are log-normal, what is popular follows Zipf's law.  Sessions start by a Poisson
 process and ask when their pause is over, so what is shared is mixed with what is not.
+
+Priorities are what an application would know: a chat that goes on, a prompt that others will
+branch from, an agent's main line, and the tenth of the documents that is asked about most have 1,
+all else has 0.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 from collections.abc import Callable, Generator
@@ -93,13 +100,13 @@ def _multi_turn(writer: TraceWriter, chance: _Chance, requests: int) -> None:
     def chat() -> Session:
         text = systems[popular.pick()]
         now = yield 0.0
-        while True:
+        for turn in itertools.count():
             pasted = chance.random.random() < 0.1
             words = chance.size(2500, 0.7, 12_000) if pasted else chance.size(90, 1.1, 2000)
             text = writer.write(text, words)
             if text.tokens > CONTEXT_TOKENS:
                 return
-            text = writer.ask(text, chance.size(250, 0.9, 2000), now)
+            text = writer.ask(text, chance.size(250, 0.9, 2000), now, int(turn > 0))
             if chance.random.random() < 1 / 7:
                 return
             now = yield chance.pause(60, 1.4)
@@ -107,11 +114,15 @@ def _multi_turn(writer: TraceWriter, chance: _Chance, requests: int) -> None:
     _play(writer, chance, chat, 4.0, requests)
 
 
-def _branches(writer: TraceWriter, chance: _Chance, requests: int) -> None:
+def _branched(
+    writer: TraceWriter, chance: _Chance, requests: int, base_tokens: tuple[float, float, float]
+) -> None:
+    """Prompts of a median, a spread and a most, each left by others."""
+
     def branched() -> Session:
-        base = writer.write(writer.empty, chance.size(12_000, 0.6, 36_000))
+        base = writer.write(writer.empty, chance.size(*base_tokens))
         now = yield 0.0
-        writer.ask(base, chance.size(150, 0.8, 1500), now)
+        writer.ask(base, chance.size(150, 0.8, 1500), now, 1)
         for _ in range(chance.size(12, 0.5, 40)):
             now = yield chance.pause(60, 1.4)
             depth = chance.random.randint(base.tokens // 8, base.tokens)
@@ -119,6 +130,22 @@ def _branches(writer: TraceWriter, chance: _Chance, requests: int) -> None:
             writer.ask(tail, chance.size(150, 0.8, 1500), now)
 
     _play(writer, chance, branched, 30.0, requests)
+
+
+def _branches(writer: TraceWriter, chance: _Chance, requests: int) -> None:
+    _branched(writer, chance, requests, (12_000, 0.6, 36_000))
+
+
+def _cuts(writer: TraceWriter, chance: _Chance, requests: int) -> None:
+    _branched(writer, chance, requests, (5000, 0.4, 8000))
+
+
+def _rounds(writer: TraceWriter, chance: _Chance, requests: int) -> None:
+    count = max(2, requests // 8)
+    prompts = [writer.write(writer.empty, chance.size(5000, 0.3, 8000)) for _ in range(count)]
+    for number in range(requests):
+        question = writer.write(prompts[number % count], chance.size(60, 0.7, 400))
+        writer.ask(question, chance.size(60, 0.8, 400), 2.0 * number)
 
 
 class _Task:
@@ -134,7 +161,8 @@ class _Task:
         """A tool's output, or an instruction, and the answer to it."""
         prompt = self.writer.write(text, self.chance.size(500, 1.1, 8000))
         if prompt.tokens <= CONTEXT_TOKENS:
-            self.texts.append(self.writer.ask(prompt, self.chance.size(150, 0.8, 1500), now))
+            answer, goes_on = self.chance.size(150, 0.8, 1500), text is self.texts[-1]
+            self.texts.append(self.writer.ask(prompt, answer, now, int(goes_on)))
 
     def earlier(self) -> Text:
         """One of the texts, cut at any token: an edit, another attempt, a rewind."""
@@ -171,13 +199,14 @@ def _documents(writer: TraceWriter, chance: _Chance, requests: int) -> None:
     popular = _Popular(chance, count)
 
     def reader() -> Session:
-        text = documents[popular.pick()]
+        number = popular.pick()
+        text, priority = documents[number], int(number < count // 10)
         now = yield 0.0
         while True:
             text = writer.write(text, chance.size(60, 0.7, 400))
             if text.tokens > CONTEXT_TOKENS:
                 return
-            text = writer.ask(text, chance.size(150, 0.8, 1000), now)
+            text = writer.ask(text, chance.size(150, 0.8, 1000), now, priority)
             if chance.random.random() < 0.7:
                 return
             now = yield chance.pause(45, 1.0)
@@ -188,6 +217,8 @@ def _documents(writer: TraceWriter, chance: _Chance, requests: int) -> None:
 _KINDS: dict[str, Callable[[TraceWriter, _Chance, int], None]] = {
     "multi-turn": _multi_turn,
     "branches": _branches,
+    "cuts": _cuts,
+    "rounds": _rounds,
     "agents": _agents,
     "documents": _documents,
 }

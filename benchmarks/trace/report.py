@@ -11,6 +11,7 @@ from benchmarks.trace.caches import MEANING
 from benchmarks.trace.lab import GRID
 
 NOTES = (
+    "depth: tokens spared of a request that hits, the middle one's and the upper tenth's least",
     "to belady: points below the optimum, told the future; x grid: pages hit over those of",
     "checkpoints grid: a state each 8192 tokens, at request ends, at branches when seen twice",
     "checkpoints placed: as many, where the workload's requests share most often, told beforehand",
@@ -36,7 +37,7 @@ def _rows(trace: Mapping[str, Any]) -> Iterator[list[str]]:
     reasons = [r for r in MEANING if any(r.value in line["lost_pages"] for line in everything)]
     ways = [way for way in WAYS if any(way in line["moved_bytes"] for line in lines)]
     yield [
-        *("capacity", "cache", "hit rate", "of infinite", "to belady", "x grid"),
+        *("capacity", "cache", "hit rate", "of infinite", "to belady", "x grid", "depth"),
         *(reason.value for reason in reasons),
         *ways,
     ]
@@ -51,6 +52,7 @@ def _rows(trace: Mapping[str, Any]) -> Iterator[list[str]]:
             share(rate / ceiling if ceiling else None),
             _points(rate, optimum.get(capacity)),
             f"{rate / grid[capacity]:.2f}" if grid.get(capacity) else "-",
+            "{p50}, {p90}".format(**line["hit_depth_tokens"]),
             *(share(line["lost_pages"].get(r.value, 0) / trace["usable_pages"]) for r in reasons),
             *(format_bytes(moved[way]) if way in moved else "-" for way in ways),
         ]

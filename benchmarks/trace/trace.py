@@ -24,6 +24,7 @@ U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
+Priorities = npt.NDArray[np.int16]
 
 NEVER = np.uint32(2**32 - 1)
 """The request that never comes, in `next_uses`."""
@@ -40,6 +41,7 @@ class Trace:
         starts: [requests + 1] where each request's pages start.
         usable: [requests] leading pages that a cache can spare the request.
         seconds: [requests] arrival, never falling.
+        priorities: [requests] what whoever asks says of it: higher is kept rather (kinds.py).
         distinct: different pages.
     """
 
@@ -49,10 +51,12 @@ class Trace:
     starts: Positions
     usable: U32
     seconds: Seconds
+    priorities: Priorities
     distinct: int
 
     def __post_init__(self) -> None:
         assert len(self.starts) == len(self.usable) + 1 == len(self.seconds) + 1
+        assert len(self.priorities) == len(self.usable)
         assert int(self.starts[-1]) == len(self.pages)
         assert bool((self.usable <= np.diff(self.starts)).all()), "usable pages beyond the request"
         assert bool((np.diff(self.seconds) >= 0).all()), "requests out of order"
@@ -144,7 +148,7 @@ class TraceWriter:
         self.page_tokens = page_tokens
         self.empty = Text(np.zeros(0, np.uint32), 0)
         self._distinct = 0
-        self._asked: list[tuple[float, int, U32, int]] = []
+        self._asked: list[tuple[float, int, U32, int, int]] = []
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -163,7 +167,7 @@ class TraceWriter:
         assert 0 <= tokens <= text.tokens, (tokens, text.tokens)
         return Text(text.pages[: tokens // self.page_tokens], tokens)
 
-    def ask(self, prompt: Text, answer_tokens: int, seconds: float) -> Text:
+    def ask(self, prompt: Text, answer_tokens: int, seconds: float, priority: int = 0) -> Text:
         """A request and what its answer makes of the prompt.
 
         A model never computes on the token that it answered last, so a page that ends with that
@@ -173,19 +177,19 @@ class TraceWriter:
         whole = self.write(prompt, answer_tokens)
         kept = whole.pages[: (whole.tokens - 1) // self.page_tokens]
         usable = (prompt.tokens - 1) // self.page_tokens
-        self._asked.append((seconds, len(self._asked), kept, usable))
+        self._asked.append((seconds, len(self._asked), kept, usable, priority))
         return whole
 
     def trace(self, name: str) -> Trace:
         """What was asked, by arrival."""
         asked = sorted(self._asked, key=lambda one: one[:2])
-        paths = [path for _, _, path, _ in asked]
         return make_trace(
             name,
             self.page_tokens,
-            paths,
-            [usable for *_, usable in asked],
+            [path for _, _, path, _, _ in asked],
+            [usable for *_, usable, _ in asked],
             [seconds for seconds, *_ in asked],
+            [priority for *_, priority in asked],
         )
 
 
@@ -195,8 +199,10 @@ def make_trace(
     paths: list[U32],
     usable: list[int],
     seconds: list[float],
+    priorities: list[int] | None = None,
 ) -> Trace:
-    """A trace of these requests; page numbers are given anew, by first appearance."""
+    """A trace of these requests; page numbers are given anew, by first appearance.  No priorities:
+    all are alike."""
     lengths = np.array([len(path) for path in paths], np.int64)
     pages = np.concatenate([np.zeros(0, np.uint32), *paths])
     first = np.full(int(pages.max(initial=0)) + 1, len(pages))
@@ -211,5 +217,6 @@ def make_trace(
         starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         usable=np.array(usable, np.uint32),
         seconds=np.array(seconds, np.float64),
+        priorities=np.array([0] * len(paths) if priorities is None else priorities, np.int16),
         distinct=len(asked),
     )

@@ -1,9 +1,14 @@
-"""Goal: a trace sent to a real daemon spares what its pages share, and no daemon is no result.
+"""Goal: a trace sent to a real daemon spares what its pages share, request by request what the core
+in simulated time spares; no daemon is no result.
+
 Method: the lab's command line against daemons with small pools; a model whose pages are small.
+Where both are compared nothing goes ahead of need, as housekeeping keeps its own time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -11,7 +16,15 @@ from typing import Any
 import pytest
 
 from anchorstore.testing.daemon import Daemon
+from benchmarks.trace.caches import Cache, Loss
 from benchmarks.trace.cli import main
+from benchmarks.trace.core import StoreCache, store_config
+from benchmarks.trace.daemon import DaemonCache, settings_of
+from benchmarks.trace.kinds import generate
+from benchmarks.trace.memory import parse_capacity
+from benchmarks.trace.sizes import sizes_of_model
+from benchmarks.trace.trace import Trace, seen_before
+from benchmarks.trace.variants import parse_variant
 
 TINY = {
     "model_type": "qwen3_next",
@@ -80,3 +93,51 @@ def test_daemon_that_is_not_there_is_an_error(
     assert main(words) == 1
     captured = capsys.readouterr()
     assert f"no daemon at {address}" in captured.err and not captured.out
+
+
+def hits(cache: Cache, trace: Trace) -> list[int]:
+    """Pages spared, request by request."""
+    served = [cache.serve(request, seen) for request, seen in enumerate(seen_before(trace))]
+    assert any(one.lost.get(Loss.EVICTED, 0) for one in served), "without pressure, no comparison"
+    return [one.hit_pages for one in served]
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "priority", "segment-length"])
+def test_daemon_under_pressure_spares_what_the_simulated_core_does(
+    tmp_path: pathlib.Path, model: str, policy: str
+) -> None:
+    sizes, variant = sizes_of_model(pathlib.Path(model), 64), parse_variant(policy)
+    trace = generate("branches", 40, seed=3, page_tokens=64)
+    memory = parse_capacity("1/3").of(trace.distinct * sizes.page_bytes)
+    config = dataclasses.replace(store_config(memory, sizes, variant), high_watermark=1.0)
+    simulated = StoreCache(trace, sizes, memory, variant, 1, config=config)
+    settings = settings_of(memory, sizes, variant, tmp_path)
+    settings["tiers.dram.high_watermark"] = "1.0"
+    with Daemon(tmp_path / "daemon", settings=settings) as daemon:
+        real = DaemonCache(trace, sizes, daemon.address, margin_pages=1)
+        with contextlib.closing(real):
+            assert hits(real, trace) == hits(simulated, trace)
+
+
+def test_daemon_that_the_lab_starts_has_the_tiers_of_a_simulated_one(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--trace", "cuts", "--requests", "20", "--model", model, "--daemon", "--json"]
+    words += ["--capacity", "2", "--capacity", "2+2", "--policy", "lfu"]
+    assert main(words) == 0
+    [trace] = json.loads(capsys.readouterr().out)["traces"]
+    assert [(line["capacity"], line["cache"]) for line in trace["caches"]] == [
+        ("2", "daemon lfu"),
+        ("2+2", "daemon lfu"),
+    ]
+    assert {line["hit_pages"] for line in trace["caches"]} == {trace["infinite"]["hit_pages"]}
+
+
+def test_daemon_that_the_lab_cannot_start_is_an_error(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--trace", "cuts", "--requests", "20", "--model", model, "--daemon"]
+    assert main([*words, "--capacity", "1+1", "--policy", "lru+size"]) == 0
+    assert main([*words, "--capacity", "900", "--policy", "ttl=1000000000"]) == 1
+    captured = capsys.readouterr()
+    assert "no daemon of 900" in captured.err and "tiers.dram.ttl" in captured.err

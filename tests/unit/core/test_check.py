@@ -56,6 +56,12 @@ def test_check_stamp_from_the_future_is_named() -> None:
     assert any("future" in violation for violation in small.store.check())
 
 
+def test_check_miscounted_blocks_of_dram_alone_are_named() -> None:
+    small, _ = busy()
+    small.store._state.blocks.in_dram_alone += 1
+    assert any("in dram alone" in violation for violation in small.store.check())
+
+
 def test_check_miscounted_bytes_are_named() -> None:
     small, engine = busy()
     record = small.store._state.registry.namespaces[engine.root]

@@ -91,6 +91,35 @@ def test_store_of_every_variant_accounts_for_every_page_seen(
     assert serve_all(cache)["hit"] > 0
 
 
+def test_store_of_a_flop_aware_order_is_tuned_once_by_its_first_requests() -> None:
+    trace = generate("branches", 150, seed=2, page_tokens=PAGE)
+    memory = parse_capacity("1/4").of(trace.distinct * SIZES.page_bytes)
+    cache = StoreCache(trace, SIZES, memory, parse_variant("flop-aware"), margin_pages=1)
+    tuned = []
+    for request, seen in enumerate(seen_before(trace).tolist()):
+        cache.serve(request, seen)
+        tuned.append(cache.tuned)
+    first = next(number for number, policy in enumerate(tuned) if policy is not None)
+    assert first >= 99, "before a hundred requests nothing is tuned"
+    assert all(policy is tuned[-1] for policy in tuned[first:])
+    assert cache.store.check() == []
+
+
+def test_store_by_priority_keeps_what_is_said_to_matter() -> None:
+    writer = TraceWriter(PAGE)
+    prompts = [writer.write(writer.empty, 30 * PAGE) for _ in range(12)]
+    for turn in range(36):
+        writer.ask(prompts[turn % 12], 1, float(turn), priority=int(turn % 12 < 3))
+    trace = writer.trace("three matter")
+    memory = parse_capacity("1/2").of(trace.distinct * SIZES.page_bytes)
+    hits = {}
+    for policy in ("lru", "priority"):
+        cache = StoreCache(trace, SIZES, memory, parse_variant(policy), margin_pages=0)
+        hits[policy] = serve_all(cache)["hit"]
+    assert hits["priority"] == 2 * 3 * 29, "twice the three that matter, and of others nothing"
+    assert hits["lru"] == 0, "more in turn than fit"
+
+
 def test_store_that_writes_on_demotion_writes_less_to_nvme(sizes: Sizes) -> None:
     trace = generate("agents", 25, seed=2, page_tokens=PAGE)
     memory = parse_capacity("1/2+1").of(trace.distinct * sizes.page_bytes)

@@ -57,13 +57,14 @@ def test_answers_of_a_request_are_kept_but_for_their_last_token(tmp_path: pathli
     file = written(
         tmp_path,
         {"tokens": [1, 2, 3, 4, 5], "answer": [6, 7, 8], "seconds": 1},
-        {"tokens": [1, 2, 3, 4, 5], "answer": [6, 7, 8, 9], "seconds": 2.5},
+        {"tokens": [1, 2, 3, 4, 5], "answer": [6, 7, 8, 9], "seconds": 2.5, "priority": 7},
         {"tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9]},
     )
     trace = read_trace(file, PAGE)
     assert paths(trace) == [[0], [0, 1], [0, 1]]
     assert trace.usable.tolist() == [1, 1, 2]
     assert trace.seconds.tolist() == [1.0, 2.5, 2.5]
+    assert trace.priorities.tolist() == [0, 7, 0]
 
 
 def test_pages_of_a_prompt_are_usable_up_to_its_last_token(tmp_path: pathlib.Path) -> None:
@@ -106,6 +107,13 @@ def test_blocks_of_a_mooncake_trace_are_kept_where_whole(tmp_path: pathlib.Path)
         pytest.param([{"tokens": [1], "seconds": "1"}], 1, "must be a number", id="text-time"),
         pytest.param(['{"tokens": [1], "seconds": NaN}'], 1, "must be a number", id="no-time"),
         pytest.param([{"tokens": [1], "seconds": -1}], 1, "at least 0", id="negative-time"),
+        pytest.param(
+            ['{"tokens": [1], "seconds": 1' + "0" * 400 + "}"], 1, "at most 1e+12", id="late-time"
+        ),
+        pytest.param(['{"pages": [1' + "0" * 5000 + "]}"], 1, "no JSON", id="number-without-end"),
+        pytest.param(["[" * 100_000], 1, "no JSON", id="deep"),
+        pytest.param([{"tokens": [1], "priority": 1.5}], 1, "whole number", id="broken-priority"),
+        pytest.param([{"pages": [1], "priority": 2**15}], 1, "32767", id="large-priority"),
         pytest.param(
             [{"tokens": [1], "seconds": 2}, {"tokens": [1], "seconds": 1}],
             2,

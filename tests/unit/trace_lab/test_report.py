@@ -45,6 +45,8 @@ def test_document_of_a_small_run_adds_up(small: dict[str, Any]) -> None:
         lost = sum(line["lost_pages"].values())
         assert line["hit_pages"] + lost + trace["new_pages"] == trace["usable_pages"]
         assert line["hit_rate"] == line["hit_pages"] / trace["usable_pages"]
+        depth = line["hit_depth_tokens"]
+        assert 64 <= depth["p50"] <= depth["p90"] <= 36_000 + 1500
         assert set(line["lost_pages"]) <= {reason.value for reason in Loss}
 
 
@@ -130,6 +132,11 @@ def test_plot_of_a_small_run_is_a_picture(tmp_path: pathlib.Path, small: dict[st
     picture = tmp_path / "picture.png"
     draw(document, picture)
     assert picture.read_bytes().startswith(PNG)
+    texts = []
+    for name in ("one.svg", "two.svg"):
+        draw(document, tmp_path / name)
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1] and "<svg" in texts[0], "the same document, the same picture"
 
 
 def test_lab_without_plot_needs_no_matplotlib(

@@ -63,6 +63,20 @@ def test_generate_of_a_seed_is_always_the_same(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_generate_of_each_kind_says_what_matters(kind: str) -> None:
+    told = set(generate(kind, 300, seed=0, page_tokens=PAGE).priorities.tolist())
+    assert told == ({0} if kind == "rounds" else {0, 1}), "in rounds nobody knows better"
+
+
+def test_generate_of_rounds_asks_all_in_turn_and_cuts_lie_below_the_grid() -> None:
+    rounds = generate("rounds", 64, seed=0, page_tokens=PAGE)
+    first = [int(rounds.path(request)[0]) for request in range(64)]
+    assert first[:8] == sorted(set(first)) and first == first[:8] * 8
+    cuts = generate("cuts", 200, seed=0, page_tokens=PAGE)
+    assert int(cuts.usable.max()) * PAGE < 8192 + 1500
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_generate_of_each_kind_shares_more_than_half(kind: str) -> None:
     trace = generate(kind, 300, seed=0, page_tokens=PAGE)
     assert seen_before(trace).sum() > trace.usable_pages / 2

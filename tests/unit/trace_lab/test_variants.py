@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from anchorstore.server.core.policies import POLICIES
+from anchorstore.server.core.policies import POLICIES, Ttl
 from benchmarks.trace.variants import Variant, parse_variant
 
 
@@ -25,6 +25,7 @@ def test_variant_of_a_policy_alone_is_that_policy_for_one_tier_too(name: str) ->
         ("lru+demote", Variant("lru", is_ahead=False)),
         ("lfu+second-sight", Variant("lfu", admission="second-sight")),
         ("lru+demote+size", Variant("lru", is_ahead=False, admission="size")),
+        ("ttl=600+demote", Variant("ttl", is_ahead=False, ttl_seconds=600)),
     ],
 )
 def test_variant_with_more_words_needs_nvme(text: str, variant: Variant) -> None:
@@ -38,6 +39,10 @@ def test_variant_with_more_words_needs_nvme(text: str, variant: Variant) -> None
     [
         ("", "no policy"),
         ("mru", "no policy"),
+        ("lru=600", "no policy"),
+        ("ttl=", "seconds"),
+        ("ttl=0", "seconds"),
+        ("ttl=1.5", "seconds"),
         ("lru+", "after a policy"),
         ("lru+often", "after a policy"),
         ("lru+demote+demote", "after a policy"),
@@ -47,3 +52,9 @@ def test_variant_with_more_words_needs_nvme(text: str, variant: Variant) -> None
 def test_variant_that_is_none_says_why(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_variant(text)
+
+
+def test_variant_of_an_age_is_a_policy_of_that_age() -> None:
+    assert parse_variant("ttl=600").make_policy() == Ttl(seconds=600.0)
+    assert parse_variant("ttl=3600") == parse_variant("ttl")
+    assert parse_variant("ttl").make_policy() == Ttl()
