@@ -16,6 +16,7 @@ import pathlib
 from anchorstore.client import Client, ClientOptions, NamespaceSpec, NeedAll, NeedWindow
 from anchorstore.keys import DIGEST_BYTES
 from anchorstore.layout import Component
+from anchorstore.server.core.types import NvmeShape, StoreConfig
 from anchorstore.units import MIB
 from benchmarks.trace.caches import Loss, Served
 from benchmarks.trace.core import ANCHOR, KV, page_hashes, store_config
@@ -50,8 +51,10 @@ def settings_of(
         "tiers.dram.capacity": f"{config.segments * config.segment_bytes}B",
         "tiers.dram.prefault": "false",
     }
-    tiers = {"dram": config, **({"nvme": config.nvme} if config.nvme else {})}
-    for name, shape in tiers.items():
+    tiers: list[tuple[str, StoreConfig | NvmeShape]] = [("dram", config)]
+    if config.nvme:
+        tiers.append(("nvme", config.nvme))
+    for name, shape in tiers:
         found |= {
             f"tiers.{name}.segment": f"{shape.segment_bytes}B",
             f"tiers.{name}.anchor_share": str(shape.component_share[Component.ANCHOR]),

@@ -31,6 +31,7 @@ STYLE = {
     "axes.edgecolor": PALE,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "svg.fonttype": "none",
     "svg.hashsalt": "anchorstore",  # the same document gives the same file
 }
 
@@ -75,7 +76,8 @@ def draw(document: Mapping[str, Any], path: pathlib.Path) -> None:
         for row in axes:
             row[0].set_ylabel("prompt pages spared, %")
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+        figure.supxlabel("memory, of the working set: dram, or dram + nvme", fontsize=9)
         try:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
         except OSError as error:

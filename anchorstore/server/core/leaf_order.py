@@ -157,7 +157,7 @@ class Walk(Iterator[int]):
 
     def __init__(self, order: LeafOrder, now: Moment) -> None:
         self._order, self._now = order, now
-        self._seen: set[int] = set()
+        self._seen: dict[int, int] = {}  # pages that came as leaves: their keys
         self._kept: list[int] = []
         self._exposed: list[tuple[int, int]] = []
 
@@ -171,7 +171,7 @@ class Walk(Iterator[int]):
         traceback: TracebackType | None,
     ) -> None:
         for page in self._kept:
-            self._order.announce(page)
+            self._order._enter(self._seen[page], page)
 
     def __next__(self) -> int:
         while (entry := self._order._pop(self._now)) is not None:
@@ -180,15 +180,17 @@ class Walk(Iterator[int]):
             if self._exposed and self._exposed[0] < entry:
                 heapq.heappush(self._order._heap, entry)
                 break
-            self._seen.add(entry[1])
-            return entry[1]
+            key, page = entry
+            self._seen[page] = key
+            return page
         if not self._exposed:
             raise StopIteration
         return heapq.heappop(self._exposed)[1]
 
     def keep(self, page: int) -> None:
         """Passes the page over for the rest of this walk: it stays."""
-        self._kept.append(page)
+        if page in self._seen:  # else it was exposed, and is no leaf yet
+            self._kept.append(page)
 
     def expose(self, page: int) -> None:
         """Takes a page for a leaf in this walk alone, as if those behind it were gone already:

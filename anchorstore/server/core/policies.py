@@ -249,10 +249,11 @@ class PrivatePages:
 
     def item(self, row: int) -> int:
         """Of one page."""
-        parent, children = self._table.parent, self._table.children
-        length, current = 1, parent.item(row)
-        while length < SEGMENT_PAGES_MAX and current and children.item(current) == 1:
-            length, current = length + 1, parent.item(current)
+        parent_of, children_of = self._table.parent.item, self._table.children.item
+        length, current = 1, parent_of(row)
+        while current and children_of(current) == 1 and length < SEGMENT_PAGES_MAX:
+            length += 1
+            current = parent_of(current)
         return length
 
 
