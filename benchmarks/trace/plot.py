@@ -73,11 +73,12 @@ def draw(document: Mapping[str, Any], path: pathlib.Path) -> None:
             panel.set_visible(False)
         for panel, trace in zip(axes.flat, traces, strict=False):
             _panel(panel, trace)
+        for panel in axes[-1]:
+            panel.set_xlabel("dram, or dram + nvme, of the working set")
         for row in axes:
             row[0].set_ylabel("prompt pages spared, %")
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-        figure.supxlabel("memory, of the working set: dram, or dram + nvme", fontsize=9)
         try:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
         except OSError as error:
