@@ -279,10 +279,13 @@ class Store:
         """Sealed blocks that wait to be written to nvme."""
         return len(self._state.movement.waiting)
 
-    def begin_demote(self, limit_blocks: int, now: float) -> DemoteWork | None:
+    def begin_demote(
+        self, limit_blocks: int, now: float, room: Sequence[int] | None = None
+    ) -> list[DemoteWork]:
         """What to write to nvme next, at most so many blocks: what was sealed lately, then what
-        dram would give up next.  The shell writes, then calls finish_demote with the ticket."""
-        return demoting.begin_demote(self._state, limit_blocks)
+        dram would give up next.  `room` says how many each device may take, None for any number.
+        The shell writes each work, then calls finish_demote with its ticket."""
+        return demoting.begin_demote(self._state, limit_blocks, room)
 
     def finish_demote(self, ticket: int, ok: Bools, now: float) -> Bools:
         """Ends a DemoteWork; returns which blocks [n] have a place in nvme now, for the journal.

@@ -22,11 +22,12 @@ from anchorstore.server.core.types import U8, U16, U32, U64, FormatSegment
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DemoteWork:
-    """Work: copy blocks from dram to nvme, then finish_demote(ticket), exactly once.
+    """Work: copy blocks from dram to one device of nvme, then finish_demote(ticket), exactly once.
 
     The dram slots stay as they are until then.
 
     Attributes:
+        device: its place among NvmeShape.devices.
         segment_index, offset, block_bytes: where each lies in dram.
         unit, generation: its nvme slot, and the even number that the slot's footer shall show.
         page, parent_hash u64[n, 4], path_hash u64[n, 4]: its place in the tree; the parent is
@@ -36,6 +37,7 @@ class DemoteWork:
     """
 
     ticket: int
+    device: int
     segment_index: U32
     offset: U64
     block_bytes: U64

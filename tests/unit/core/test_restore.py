@@ -93,8 +93,7 @@ def test_restart_goes_on_above_the_generations_that_slots_have_shown() -> None:
     small.store = store
     engine = small.session()
     engine.put(engine.path(1, "new"))
-    work = store.begin_demote(8, 0.0)
-    assert work is not None
+    [work] = store.begin_demote(8, 0.0)
     assert work.unit.tolist() == [FIRST_UNIT + 2 * KV_UNITS] and work.generation.tolist() == [22]
 
 

@@ -56,8 +56,7 @@ def test_demote_work_says_what_the_slot_must_show() -> None:
     engine = small.session()
     path = engine.path(2)
     engine.put(path, lineage=3)
-    work = small.store.begin_demote(8, 0.0)
-    assert work is not None
+    [work] = small.store.begin_demote(8, 0.0)
     assert [row.tobytes() for row in work.path_hash] == [path[:32], path[32:]]
     assert [row.tobytes() for row in work.parent_hash] == [engine.root, path[:32]]
     assert work.page.tolist() == [0, 1] and work.lineage.tolist() == [3, 3]
@@ -100,8 +99,8 @@ def test_block_being_written_stays_in_dram() -> None:
     engine = small.session()
     path = engine.path(4)
     engine.put(path)
-    work = small.store.begin_demote(8, 0.0)
-    assert work is not None and len(work) == 4
+    [work] = small.store.begin_demote(8, 0.0)
+    assert len(work) == 4
     assert engine.put(engine.path(1, "b")) == [DECLINED]
     assert small.finish_write(work) == 4
     assert engine.put(engine.path(1, "b")) == [SEALED]
@@ -123,8 +122,7 @@ def test_block_that_goes_while_it_is_written_never_comes_to_the_journal(act: str
     engine = small.session()
     path = engine.path(1)
     engine.put(path, lineage=2)
-    work = small.store.begin_demote(8, 0.0)
-    assert work is not None
+    [work] = small.store.begin_demote(8, 0.0)
     if act == "remove":
         small.store.remove(engine.root, None)
     else:
@@ -275,8 +273,8 @@ def test_nvme_never_gives_a_page_up_for_a_colder_one() -> None:
     path = engine.path(4)
     engine.put(path)
     engine.put(engine.path(1, "late"))
-    work = small.store.begin_demote(4, 0.0)
-    assert work is not None and small.finish_write(work) == 4
+    [work] = small.store.begin_demote(4, 0.0)
+    assert small.finish_write(work) == 4
     engine.stored(path)
     assert small.write_all() == 0
     assert tiers_of(engine, path) == ["dn"] * 4
@@ -407,7 +405,7 @@ def test_dram_alone_has_one_tier_and_no_work() -> None:
     small = Small()
     engine = small.session()
     engine.put(engine.path(2))
-    assert small.store.begin_demote(8, 0.0) is None and not len(small.store.take_cold_gone())
+    assert small.store.begin_demote(8, 0.0) == [] and not len(small.store.take_cold_gone())
     [tier] = small.store.status(0.0).tiers
     assert tier.name == "dram"
 

@@ -96,8 +96,8 @@ class Tiered(Small):
 
     def write(self, limit: int = 64, failing: bool = False) -> int:
         """One batch to nvme; how many blocks have a place there now."""
-        work = self.store.begin_demote(limit, self.now)
-        return 0 if work is None else self.finish_write(work, failing)
+        works = self.store.begin_demote(limit, self.now)
+        return sum(self.finish_write(work, failing) for work in works)
 
     def finish_write(self, work: DemoteWork, failing: bool = False) -> int:
         """Writes and notes a batch."""
