@@ -2,9 +2,10 @@
 
 ::
 
-    healthy --takes no blocks--> closed ---now and then---> reopened for a moment, so that a write
-       ^                           |                        can find out whether it has passed
-       +------- it has passed -----+-- offline for long --> lost, some segments a look
+    healthy --takes no blocks, stuck--> closed ---now and then---> reopened for a moment, so that a
+       ^                                  |                        write can find out whether it
+       +------- it has passed ------------+                        has passed
+                                          +-- offline for long --> lost, some segments a look
 
 What lies on a device that is gone stays known for a while, since it may come back; then it is
 forgotten, so that writers bring it again.
@@ -55,10 +56,11 @@ class DeviceWatch:
         now = self._clock.now()
         for watched in self._watched:
             state = watched.device.health.state
-            if state == State.HEALTHY:
+            is_stuck = watched.device.queue.is_stalled()
+            if state == State.HEALTHY and not is_stuck:
                 self._healthy(watched)
                 continue
-            if now >= watched.turn_at:
+            if now >= watched.turn_at and not (is_stuck and watched.is_closed):
                 self._turn(watched, now)
             if state == State.OFFLINE:
                 self._offline(watched, now)

@@ -85,6 +85,7 @@ def nvme_shape(config: Config, tier: NvmeTier) -> NvmeShape:
     return NvmeShape(
         segments=tier.segments,
         segment_bytes=tier.segment_bytes,
+        devices=tuple(device.segments for device in tier.devices),
         component_share={
             Component.ANCHOR: nvme.anchor_share,
             Component.KV: nvme.kv_share,
