@@ -65,7 +65,7 @@ class PromoteWork:
     byte has moved: who waits may be answered earlier, by a lookup of dram alone.
 
     Attributes:
-        domain: of all blocks.
+        namespace_id, domain: of all blocks.
         segment_index, segment_id, slot, offset, block_bytes: where each goes.
         generation: odd: what the slot's record shows meanwhile; + 1 once the bytes are proven.
         unit, cold_generation: its nvme slot, and what the slot's footer must show.
@@ -74,6 +74,7 @@ class PromoteWork:
     """
 
     ticket: int
+    namespace_id: int
     domain: str
     formats: list[FormatSegment]
     segment_index: U32
@@ -95,9 +96,11 @@ class PromoteWork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Promotion:
-    """What a lookup waits for: all `tickets`; `work` is the one that it has begun itself, None
-    where every block is being read already.  `boundary_pages` is what it then finds."""
+    """What a lookup of a namespace waits for: all `tickets`; `work` is the one that it has begun
+    itself, None where every block is being read already.  `boundary_pages` is what it then finds.
+    """
 
+    namespace_id: int
     work: PromoteWork | None
     tickets: tuple[int, ...]
     boundary_pages: int

@@ -126,7 +126,7 @@ class NvmeTier:
             self.note_gone(np.setdiff1d(whole["unit"], merged.entries["unit"]))
         return merged
 
-    def _devices_of(self, units: U32) -> npt.NDArray[np.intp]:
+    def devices_of(self, units: U32) -> npt.NDArray[np.intp]:
         """Position of each unit's device."""
         found: npt.NDArray[np.intp] = np.searchsorted(self._bases, units, "right") - 1
         assert not len(found) or found.min() >= 0, "a unit before the first device"
@@ -134,7 +134,7 @@ class NvmeTier:
 
     def _spread(self, units: U32, act: Callable[[int, npt.NDArray[np.bool_]], None]) -> None:
         """Calls `act(device, which)` for each device that has some of the units."""
-        of = self._devices_of(units)
+        of = self.devices_of(units)
         for device in np.unique(of).tolist():
             act(device, of == device)
 

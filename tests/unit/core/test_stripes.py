@@ -80,7 +80,7 @@ def test_window_of_a_path_lies_on_all_devices() -> None:
     engine.put(path)
     small.write_all()
     where = devices_of(small, path)
-    for start in range(0, 13):
+    for start in range(13):
         assert set(where[start : start + 4]) == {0, 1, 2, 3}, f"pages from {start} on"
     assert small.store.check() == []
 

@@ -466,3 +466,24 @@ def test_page_that_leaves_is_counted_by_reason_and_age() -> None:
     assert small.store.evict_step(130.0, 8) > 0
     assert small.store.counters["pages_left_dram_for_watermark"] > 0
     assert small.store.counters["pages_left_dram_age_60"] > 0, "used 30 seconds ago"
+
+
+def test_flood_of_promotions_leaves_memory_to_other_namespaces() -> None:
+    small = Tiered(segments=4, nvme={"segments": 16})
+    many, one = small.session(layouts=[KV]), small.session("globex", layouts=[KV])
+    paths = [many.path(2, f"flood {number}") for number in range(8)]
+    other = one.path(2)
+    for engine, path in ((one, other), *((many, path) for path in paths)):
+        engine.put(path)
+        small.write_all()
+    fill_dram(many, 16)
+    flood = [many.lookup(path).promotion for path in paths]
+    begun = [promotion for promotion in flood if promotion is not None]
+    assert 0 < len(begun) < len(paths)
+    assert small.store.counters["promotions_refused"] == len(paths) - len(begun)
+    small.read(promotion_of(one, other))
+    assert one.stored(other) == 2
+    for promotion in begun:
+        small.read(promotion)
+    small.read(promotion_of(many, paths[-1]))
+    assert small.store.check() == []

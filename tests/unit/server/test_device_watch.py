@@ -41,9 +41,7 @@ def device(base_unit: int, segments: int) -> Any:
     health = types.SimpleNamespace(state=State.HEALTHY)
     queue = types.SimpleNamespace(is_stuck=False)
     queue.is_stalled = lambda: queue.is_stuck
-    return types.SimpleNamespace(
-        base_unit=base_unit, segments=segments, health=health, queue=queue
-    )
+    return types.SimpleNamespace(base_unit=base_unit, segments=segments, health=health, queue=queue)
 
 
 @pytest.fixture
