@@ -129,14 +129,27 @@ class Admin:
         response.ok = not response.violations
         return response
 
-    def set_namespace(self, request: pb.SetNamespaceRequest, peer: Peer) -> pb.SetNamespaceResponse:
-        """The kill switch of a namespace."""
+    def set_namespace(
+        self, request: pb.SetNamespaceRequest, peer: Peer
+    ) -> pb.SetNamespaceResponse | asyncio.Task[pb.SetNamespaceResponse]:
+        """The kill switch of a namespace; where there is nvme, its journals are waited for, so that
+        a restart finds it as it is."""
         self._operator(request.token, peer)
         identity = Identity("", is_admin=True)
         root = self._check_root(request.root_digest, identity)
+        known = self._core.known_namespace(root)._replace(enabled=request.enabled)
         domain = self._core.set_enabled(root, request.enabled)
         self._service.hints.turn_epoch(domain)
-        return pb.SetNamespaceResponse()
+        movement = self._service.movement
+        if movement is None:
+            return pb.SetNamespaceResponse(until_restart=not request.enabled)
+        movement.note_namespace(known)
+        return self._supervisor.watch("set namespace", self._kept(movement))
+
+    @staticmethod
+    async def _kept(movement: Movement) -> pb.SetNamespaceResponse:
+        is_kept = await movement.flushed(JOURNAL_SECONDS)
+        return pb.SetNamespaceResponse(until_restart=not is_kept)
 
     def remove(
         self, request: pb.RemoveRequest, peer: Peer

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from anchorstore.clock import Clock
 from anchorstore.server.core.store import Store
-from anchorstore.server.core.work import DemoteWork
+from anchorstore.server.core.work import DemoteWork, KnownNamespace
 from anchorstore.server.device_watch import DeviceWatch
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
@@ -166,8 +166,8 @@ class Movement:
     def _plan(self, work: DemoteWork) -> WritePlan:
         """The work with the tier's numbers of namespaces and kinds."""
         spaces = {
-            key: self.nvme.namespace_number(NamespaceNote(space, max_lineage))
-            for key, (space, max_lineage) in work.namespaces.items()
+            key: self.nvme.namespace_number(NamespaceNote(*known))
+            for key, known in work.namespaces.items()
         }
         kinds = {key: self.nvme.kind_number(layout) for key, layout in work.kinds.items()}
         return WritePlan(
@@ -217,6 +217,10 @@ class Movement:
         units = self._core.take_cold_gone()
         if len(units):
             self.nvme.note_gone(units)
+
+    def note_namespace(self, known: KnownNamespace) -> None:
+        """What is to be known of a namespace after a restart."""
+        self.nvme.namespace_number(NamespaceNote(*known))
 
     async def flushed(self, limit_seconds: float) -> bool:
         """Waits until the journals hold all that was noted; whether they do."""

@@ -23,6 +23,7 @@ from anchorstore.server.assembly import policy_of
 from anchorstore.server.core.admission import ADMISSIONS, Admission, Always, Size
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import NvmeShape
+from anchorstore.server.core.work import KnownNamespace
 from anchorstore.tiers.nvme.device import Options
 from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, open_direct
@@ -107,7 +108,9 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
     """Hands what the journals name to an empty core; before its first session."""
     started = clock.now()
     found = tier.recover()
-    spaces = [(note.namespace, note.max_lineage) for note in found.namespaces]
+    spaces = [
+        KnownNamespace(note.namespace, note.max_lineage, note.enabled) for note in found.namespaces
+    ]
     restored = core.restore(spaces, found.kinds, found.entries)
     if len(restored.lost_units):
         tier.note_gone(restored.lost_units)
@@ -119,6 +122,7 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
         pages=restored.pages,
         blocks=restored.blocks,
         dropped=dropped,
+        namespaces_off=sum(not space.enabled for space in spaces),
         seconds=round(clock.now() - started, 3),
     )
 

@@ -277,6 +277,52 @@ def test_process_that_ends_leaves_its_blocks_to_the_next(tmp_path: pathlib.Path,
     shutil.rmtree(device)
 
 
+@pytest.mark.parametrize("end", ["drain", "kill"])
+def test_namespace_that_was_turned_off_is_off_in_the_next_process(
+    tmp_path: pathlib.Path, end: str
+) -> None:
+    devices = [tmp_path / "one", tmp_path / "two"]
+    for device in devices:
+        device.mkdir()
+    places = ",".join(f"{device}:64MiB" for device in devices)
+    settings = {"tiers.nvme.devices": places, "tiers.nvme.segment": "4MiB"}
+    daemon = Daemon(tmp_path / "daemon", settings=settings)
+
+    def again() -> None:
+        if end == "kill":
+            daemon.kill()
+        else:
+            assert daemon.stop() == 0
+        daemon.start()
+
+    def turn(root: bytes, enabled: bool) -> None:
+        request = admin_pb2.SetNamespaceRequest(root_digest=root, enabled=enabled)
+        answer = Wire.unix(daemon.socket_path).call(Method.SET_NAMESPACE, request)
+        assert not answer.until_restart
+
+    with daemon:
+        engine = Engine(daemon.socket_path)
+        root = engine.grant.root_digest
+        hashes = chain(root, range(PAGES))
+        assert set(engine.put(hashes)) == {1}
+        _wait_for_journal(daemon)
+        turn(root, enabled=False)
+        engine.close()
+        for _ in range(2):  # the second time from what the first restart wrote down
+            again()
+            engine = Engine(daemon.socket_path)
+            answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+            assert answer.miss == pb.MISS_REASON_DISABLED
+            engine.close()
+        turn(root, enabled=True)
+        again()
+        engine = Engine(daemon.socket_path)
+        assert_right(engine, engine.lookup(hashes, wait_ms=WAIT_MS))
+        engine.close()
+    for device in devices:
+        shutil.rmtree(device)
+
+
 def _wait_for_journal(daemon: Daemon) -> None:
     """Until everything is written and noted: a removal, even of nothing, waits for the journal."""
     wire = Wire.unix(daemon.socket_path)

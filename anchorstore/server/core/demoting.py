@@ -257,7 +257,7 @@ def _work(state: State, ticket: DemoteTicket, device: int, generations: U32) -> 
         lineage=table.lineage.take(rows),
         checksum=column(places["checksum"], np.uint64),
         kinds={kind_id: kind.layout for kind_id, kind in kinds.items()},
-        namespaces={i: (space.namespace, space.max_lineage) for i, space in spaces.items()},
+        namespaces={i: space.known for i, space in spaces.items()},
     )
 
 

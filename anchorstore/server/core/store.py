@@ -58,7 +58,7 @@ from anchorstore.server.core.types import (
     StoreConfig,
     StoreStatus,
 )
-from anchorstore.server.core.work import DemoteWork, Restored
+from anchorstore.server.core.work import DemoteWork, KnownNamespace, Restored
 
 
 class Store:
@@ -267,7 +267,7 @@ class Store:
 
     def restore(
         self,
-        namespaces: Sequence[tuple[Namespace, int]],
+        namespaces: Sequence[KnownNamespace],
         layouts: Sequence[Layout],
         entries: Entries,
     ) -> Restored:
@@ -367,6 +367,10 @@ class Store:
     def explain(self, root: bytes, hashes: bytes) -> Explanation:
         """How far a prefix matches and why it ends there."""
         return reports.explain(self._state, root, hashes)
+
+    def known_namespace(self, root: bytes) -> KnownNamespace:
+        """What of a namespace is kept over a restart; InvalidRequest for an unknown one."""
+        return self._state.registry.namespace_of_root(root).known
 
     def set_enabled(self, root: bytes, enabled: bool) -> str:
         """The kill switch: a namespace that is off misses every lookup, declines every write.

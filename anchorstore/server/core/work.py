@@ -14,10 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from anchorstore.keys import Namespace
 from anchorstore.layout import Layout
 from anchorstore.server.core.types import U8, U16, U32, U64, FormatSegment
+
+
+class KnownNamespace(NamedTuple):
+    """What of a namespace is kept over a restart."""
+
+    namespace: Namespace
+    max_lineage: int
+    enabled: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class DemoteWork:
         unit, generation: its nvme slot, and the even number that the slot's footer shall show.
         page, parent_hash u64[n, 4], path_hash u64[n, 4]: its place in the tree; the parent is
             zero where it is not known.
-        kind_id, namespace_id: keys of `kinds` and `namespaces` (namespace and its max_lineage).
+        kind_id, namespace_id: keys of `kinds` and `namespaces`.
         layout_key, lineage, checksum: as in the record of the dram slot.
     """
 
@@ -52,7 +61,7 @@ class DemoteWork:
     lineage: U8
     checksum: U64
     kinds: Mapping[int, Layout]
-    namespaces: Mapping[int, tuple[Namespace, int]]
+    namespaces: Mapping[int, KnownNamespace]
 
     def __len__(self) -> int:
         return len(self.unit)

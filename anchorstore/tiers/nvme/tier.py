@@ -117,7 +117,11 @@ class NvmeTier:
             for reason, count in found.dropped.items():
                 merged.drop(reason, count)
             merged.namespaces += found.namespaces
-        notes = {note.namespace.root_digest(): note for note in merged.namespaces}
+        notes: dict[bytes, NamespaceNote] = {}
+        for note in merged.namespaces:  # off on one device, which may have been away: off
+            before = notes.setdefault(note.namespace.root_digest(), note)
+            enabled = before.enabled and note.enabled
+            notes[note.namespace.root_digest()] = dataclasses.replace(note, enabled=enabled)
         merged.namespaces = [notes[root] for root in self._namespaces]
         merged.kinds = list(self._kinds)
         whole = np.concatenate(parts)

@@ -249,8 +249,10 @@ class SetNamespaceRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., enabled: bool = ...) -> None: ...
 
 class SetNamespaceResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("until_restart",)
+    UNTIL_RESTART_FIELD_NUMBER: _ClassVar[int]
+    until_restart: bool
+    def __init__(self, until_restart: bool = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
     __slots__ = ("token", "root_digest", "path_hash")

@@ -18,7 +18,7 @@ from anchorstore.keys import Namespace
 from anchorstore.layout import KvLayout
 from anchorstore.server.core.blocks import CHAIN_LIMIT
 from anchorstore.server.core.store import Store
-from anchorstore.server.core.work import Restored
+from anchorstore.server.core.work import KnownNamespace, Restored
 from tests.unit.core.small import ANCHOR, CONFIG, KV, Small
 from tests.unit.core.tiered import ENTRY, SHAPE, Entry, Tiered, fetch, tiers_of
 
@@ -50,7 +50,7 @@ def restored(told: Entry, **changes: Any) -> tuple[Store, Restored]:
     """A new store that was told these entries; nothing is broken."""
     config = dataclasses.replace(CONFIG, nvme=dataclasses.replace(SHAPE, **changes))
     store = Store(config, b"b" * 16)
-    found = store.restore([(SPACE, 16)], [KV, ANCHOR], told)
+    found = store.restore([KnownNamespace(SPACE, 16)], [KV, ANCHOR], told)
     assert store.check() == []
     assert found.blocks + sum(found.dropped.values()) == len(told)
     assert len(found.lost_units) == sum(found.dropped.values())
@@ -97,6 +97,22 @@ def test_restart_goes_on_above_the_generations_that_slots_have_shown() -> None:
     assert work.unit.tolist() == [FIRST_UNIT + 2 * KV_UNITS] and work.generation.tolist() == [22]
 
 
+def test_restart_leaves_off_what_was_off_with_blocks_and_without() -> None:
+    empty = Namespace("acme", "empty", b"w" * 32)
+    small = Small(nvme=SHAPE)
+    store = small.store
+    known = [KnownNamespace(SPACE, 16, False), KnownNamespace(empty, 3, False)]
+    store.restore(known, [KV, ANCHOR], entries(2))
+    assert store.check() == []
+    assert {space.model: space.enabled for space in store.status(0.0).namespaces} == {
+        SPACE.model: False, "empty": False,
+    }  # fmt: skip
+    for space in (SPACE, empty):
+        store.set_enabled(space.root_digest(), True)
+    assert [space.model for space in store.status(0.0).namespaces] == [SPACE.model]
+    assert store.known_namespace(SPACE.root_digest()) == KnownNamespace(SPACE, 16, True)
+
+
 def test_restart_evicts_leaves_first() -> None:
     small = Tiered(segments=4, nvme={"segments": 1})
     engine = small.session()
@@ -128,7 +144,7 @@ def test_restart_two_devices_that_name_one_namespace_twice_are_one() -> None:
     told["namespace"][2:] = 1
     config = dataclasses.replace(CONFIG, nvme=SHAPE)
     store = Store(config, b"b" * 16)
-    found = store.restore([(SPACE, 16), (SPACE, 16)], [KV, KV], told)
+    found = store.restore([KnownNamespace(SPACE, 16)] * 2, [KV, KV], told)
     assert found.pages == 4 and store.check() == []
     assert len(store.status(0.0).namespaces) == 1
 
@@ -185,7 +201,7 @@ def test_restart_more_blocks_a_page_than_a_chain_may_have_are_dropped() -> None:
     told["unit"] = FIRST_UNIT + KV_UNITS * np.arange(len(layouts))
     shape = dataclasses.replace(SHAPE, segments=100)
     store = Store(dataclasses.replace(CONFIG, nvme=shape), b"b" * 16)
-    found = store.restore([(SPACE, 16)], layouts, told)
+    found = store.restore([KnownNamespace(SPACE, 16)], layouts, told)
     assert found.blocks == CHAIN_LIMIT and store.check() == []
 
 
@@ -211,4 +227,4 @@ def test_restart_into_a_store_in_use_is_a_bug() -> None:
     engine = small.session()
     engine.put(engine.path(1))
     with pytest.raises(AssertionError, match="a restart of a store in use"):
-        small.store.restore([(SPACE, 16)], [KV], entries(1))
+        small.store.restore([KnownNamespace(SPACE, 16)], [KV], entries(1))

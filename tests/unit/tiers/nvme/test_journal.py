@@ -187,13 +187,16 @@ def test_notes_of_any_bytes_are_refused_or_are_what_would_be_written(
 
 
 def _without_gap(payload: bytes) -> bytes:
-    """Three bytes of a namespace's note mean nothing."""
-    return payload[:9] + bytes(3) + payload[12:]
+    """Two bytes of a namespace's note mean nothing."""
+    return payload[:10] + bytes(2) + payload[12:]
 
 
 def test_notes_come_back_as_they_were() -> None:
     space = NamespaceNote(Namespace("d", "m", bytes(range(32)), "lora", 128, b"\1\2"), 255)
-    assert read_namespace(write_namespace(7, space)) == (7, space)
+    for note in (space, dataclasses.replace(space, enabled=False)):
+        assert read_namespace(write_namespace(7, note)) == (7, note)
+    senseless = write_namespace(7, space)
+    assert read_namespace(senseless[:9] + b"\2" + senseless[10:]) is None
     for layout in (kind_of(256), BIG):
         assert read_kind(write_kind(9, layout)) == (9, layout)
 
@@ -314,6 +317,26 @@ def test_unused_namespaces_and_kinds_are_forgotten_at_the_next_start(
     assert (found.namespaces, found.kinds) == ([changed], [kind_of(384)])
     assert found.entries[["namespace", "kind"]].tolist() == [(0, 0)]
     assert device.namespace_number(NOTE) == 1
+    device.close()
+
+
+def test_namespace_that_is_off_is_remembered_without_blocks_until_it_is_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    off = dataclasses.replace(NOTE, enabled=False)
+    device = open_device(tmp_path)
+    device.namespace_number(NamespaceNote(Namespace("default", "first", bytes(32)), 16))
+    device.namespace_number(off)
+    device.close()
+    for _ in range(2):
+        device = open_device(tmp_path)
+        assert device.recover().namespaces == [off]
+        device.close()
+    device = open_device(tmp_path)
+    device.namespace_number(NOTE)
+    device.close()
+    device = open_device(tmp_path)
+    assert device.recover().namespaces == []
     device.close()
 
 

@@ -107,6 +107,23 @@ def test_block_on_two_devices_is_recovered_once_for_good(tmp_path: pathlib.Path)
         tier.close()
 
 
+def test_namespace_is_off_where_any_device_says_so(tmp_path: pathlib.Path) -> None:
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    tier.namespace_number(dataclasses.replace(OTHER, enabled=False))
+    tier.close()
+    tier = open_tier(tmp_path / "b")  # the other one is away when it is turned on
+    tier.recover()
+    tier.namespace_number(OTHER)
+    tier.close()
+    tier = open_tier(tmp_path / "b", tmp_path / "a")
+    assert tier.recover().namespaces == [dataclasses.replace(OTHER, enabled=False)]
+    tier.namespace_number(OTHER)
+    tier.close()
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    assert tier.recover().namespaces == []
+    tier.close()
+
+
 def test_tier_with_one_device_in_use_gives_back_the_others(tmp_path: pathlib.Path) -> None:
     tier = open_tier(tmp_path / "a")
     with pytest.raises(ConfigError, match="in use"):
