@@ -18,7 +18,7 @@ from anchorstore.server.movement import Movement
 from anchorstore.server.peer import Peer
 from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
-from anchorstore.server.verify import verify_blocks
+from anchorstore.server.verify import NVME_BYTES_PER_SECOND, NvmeCheck, Verified, verify_dram
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import admin_pb2 as pb
 
@@ -120,12 +120,17 @@ class Admin:
         )
         if not request.checksums:
             return response
-        return self._supervisor.watch("check", self._check_bytes(response))
+        rate = request.nvme_bytes_per_second
+        return self._supervisor.watch("check", self._check_bytes(response, rate))
 
-    async def _check_bytes(self, response: pb.CheckResponse) -> pb.CheckResponse:
-        verified, bad = await verify_blocks(self._core, self._service.tier)
-        response.blocks_verified = verified
-        response.violations.extend(bad)
+    async def _check_bytes(self, response: pb.CheckResponse, rate: int) -> pb.CheckResponse:
+        service, found = self._service, Verified()
+        await verify_dram(self._core, service.tier, found)
+        if service.nvme is not None and service.reads is not None:
+            nvme = NvmeCheck(self._core, service.nvme, service.reads, service.clock)
+            await nvme.run(found, rate or NVME_BYTES_PER_SECOND)
+        response.blocks_verified, response.nvme_blocks_unread = found.right, found.unread
+        response.violations.extend(found.wrong)
         response.ok = not response.violations
         return response
 

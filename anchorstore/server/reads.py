@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from anchorstore.server.core.turns import Turns
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
+from anchorstore.tiers.nvme.jobs import MemoryOf
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, chosen
 from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
@@ -38,6 +40,7 @@ class _Whole:
     """A plan.  `left` counts its blocks without an end; `timer` ends those that have not begun."""
 
     plan: ReadPlan
+    memory_of: MemoryOf
     future: asyncio.Future[Done]
     status: npt.NDArray[np.uint8]
     left: int
@@ -74,11 +77,14 @@ class Reads:
         self._lines = [Turns[_Piece](limit.queue_blocks, PIECE_BYTES) for limit in limits]
         self._bytes_out = [0 for _ in nvme.devices]
 
-    def read(self, owner: int, plan: ReadPlan) -> asyncio.Future[Done]:
-        """As NvmeTier.read, when it is the namespace's turn.  Where a device's line has no room
-        for its part, all of it is refused."""
+    def read(
+        self, owner: int, plan: ReadPlan, memory_of: MemoryOf | None = None
+    ) -> asyncio.Future[Done]:
+        """As NvmeTier.read, into the pool or elsewhere, when it is the namespace's turn.  Where a
+        device's line has no room for its part, all of it is refused."""
         loop = asyncio.get_running_loop()
-        whole = _Whole(plan, loop.create_future(), np.zeros(len(plan), np.uint8), len(plan))
+        status, memory_of = np.zeros(len(plan), np.uint8), memory_of or self._tier.memory
+        whole = _Whole(plan, memory_of, loop.create_future(), status, len(plan))
         devices = self._nvme.devices_of(plan.unit)
         counts = np.bincount(devices, minlength=len(self._lines)).tolist()
         if any(n > line.room(owner) for n, line in zip(counts, self._lines, strict=True)):
@@ -101,8 +107,8 @@ class Reads:
             self._bytes_out[device] += piece.bytes
             plan = chosen(piece.whole.plan, piece.rows)
             assert isinstance(plan, ReadPlan)
-            reading = asyncio.wrap_future(self._nvme.read(plan, self._tier.memory))
-            reading.add_done_callback(lambda done, piece=piece: self._ended(piece, done))
+            reading = asyncio.wrap_future(self._nvme.read(plan, piece.whole.memory_of))
+            reading.add_done_callback(functools.partial(self._ended, piece))
 
     def _ended(self, piece: _Piece, reading: asyncio.Future[Done]) -> None:
         """An error here is a bug: the supervisor is told."""

@@ -32,7 +32,7 @@ from anchorstore.server.core import (
     sealing,
 )
 from anchorstore.server.core import lookup as reading
-from anchorstore.server.core.audit import BlockTable
+from anchorstore.server.core.audit import BlockTable, ColdTable
 from anchorstore.server.core.check import violations
 from anchorstore.server.core.planning import Plans, Reach
 from anchorstore.server.core.policies import Policy
@@ -388,9 +388,19 @@ class Store:
         return reports.remove(self._state, root, path_hash)
 
     def sealed_blocks(self, cursor: int, limit: int) -> tuple[BlockTable, int]:
-        """Where up to `limit` sealed blocks lie, from `cursor` on (start with 0), and the next
-        cursor, 0 at the end."""
+        """Where up to `limit` sealed blocks lie in dram, from `cursor` on (start with 0), and the
+        next cursor, 0 at the end."""
         return audit.sealed_blocks(self._state, cursor, limit)
+
+    def cold_blocks(
+        self, cursor: int, limit: int, limit_bytes: int
+    ) -> tuple[ColdTable | None, int]:
+        """The same for nvme, of about `limit_bytes`; None where there is none."""
+        return audit.cold_blocks(self._state, cursor, limit, limit_bytes)
+
+    def stands(self, table: ColdTable) -> Bools:
+        """Which of these blocks [n] still lie in nvme where they did."""
+        return audit.stands(self._state, table)
 
     def check(self) -> list[str]:
         """Every invariant of the store, walked; violations in words, [] where all is well."""

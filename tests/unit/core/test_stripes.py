@@ -71,7 +71,8 @@ def devices_of(small: Tiered, path: bytes) -> list[int]:
     assert state.nvme is not None
     pages = state.index.probe(1, np.frombuffer(path, np.uint64).reshape(-1, 4))
     rows = state.index.first_block[pages]
-    return state.nvme.cold_pool.stripes.devices_of(state.nvme.segments_of(rows)).tolist()
+    found = state.nvme.cold_pool.stripes.devices_of(state.nvme.segments_of(rows))
+    return [int(device) for device in found]
 
 
 def test_window_of_a_path_lies_on_all_devices() -> None:

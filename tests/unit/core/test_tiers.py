@@ -64,8 +64,10 @@ def test_demote_work_says_what_the_slot_must_show() -> None:
     assert work.generation.tolist() == [2, 2] and work.block_bytes.tolist() == [4096] * 2
     assert work.offset.tolist() == [4096, 8192] and work.segment_index.tolist() == [0, 0]
     assert work.kinds[int(work.kind_id[0])] == KV
-    [(namespace, max_lineage)] = work.namespaces.values()
-    assert (namespace.root_digest(), max_lineage) == (engine.root, 16)
+    [known] = work.namespaces.values()
+    assert (known.namespace.root_digest(), known.max_lineage, known.enabled) == (
+        engine.root, 16, True,
+    )  # fmt: skip
 
 
 def test_evict_page_that_is_in_nvme_is_demoted_and_found_again() -> None:

@@ -91,6 +91,9 @@ class World:
         self.movement = Movement(*parts)
         self.puts = 0
 
+    def is_paused(self) -> bool:
+        return self.small.store._state.movement.is_paused
+
     def put(self, pages: int) -> None:
         self.puts += 1
         self.engine.put(self.engine.path(pages, f"put {self.puts}"))
@@ -135,7 +138,7 @@ async def test_device_that_refuses_rests_alone(world: World) -> None:
     await turns()
     world.nvme.end(1)
     assert world.movement.outlets[0].rests(world.clock.now())
-    assert not world.small.store._state.movement.is_paused
+    assert not world.is_paused()
     world.put(4)
     await turns()
     assert not world.nvme.flying[0] and world.nvme.flying[1]
@@ -153,10 +156,10 @@ async def test_memory_waits_for_nobody_while_no_device_takes_anything(world: Wor
         device.queue.is_stuck = True
     world.put(4)
     await turns()
-    assert world.small.store._state.movement.is_paused and world.movement.in_flight == 0
+    assert world.is_paused() and world.movement.in_flight == 0
     for device in world.nvme.devices:
         device.queue.is_stuck = False
     world.movement.wake()
     await turns()
-    assert not world.small.store._state.movement.is_paused and world.movement.in_flight == 4
+    assert not world.is_paused() and world.movement.in_flight == 4
     running.cancel()

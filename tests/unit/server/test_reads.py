@@ -47,7 +47,7 @@ class Devices:
         """The oldest read ends; its units."""
         plan, future = self.begun.pop(0)
         future.set_result(Done(np.full(len(plan), status, np.uint8)))
-        return plan.unit.tolist()
+        return [int(unit) for unit in plan.unit]
 
 
 def plan_of(first_unit: int, blocks: int, block_bytes: int = MIB) -> ReadPlan:
@@ -62,8 +62,8 @@ def plan_of(first_unit: int, blocks: int, block_bytes: int = MIB) -> ReadPlan:
 
 def reads_of(deadline_seconds: float = 60.0) -> tuple[Reads, Devices]:
     nvme = Devices(deadline_seconds)
-    used: Any = (nvme, types.SimpleNamespace(memory=None))
-    return Reads(*used, Supervisor(lambda name, error: None)), nvme
+    used: Any = (nvme, types.SimpleNamespace(memory=None), Supervisor(lambda name, error: None))
+    return Reads(*used), nvme
 
 
 async def turn() -> None:
