@@ -142,9 +142,8 @@ class Admin:
         self._operator(request.token, peer)
         identity = Identity("", is_admin=True)
         root = self._check_root(request.root_digest, identity)
-        known = self._core.known_namespace(root)._replace(enabled=request.enabled)
-        domain = self._core.set_enabled(root, request.enabled)
-        self._service.hints.turn_epoch(domain)
+        known = self._core.set_enabled(root, request.enabled)
+        self._service.hints.turn_epoch(known.namespace.domain)
         movement = self._service.movement
         if movement is None:
             return pb.SetNamespaceResponse(until_restart=not request.enabled)

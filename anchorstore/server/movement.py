@@ -6,6 +6,7 @@
                      a work a device                     |
        journal <-- note_blocks <-- finish_demote <-------+  Done: which blocks were written
        journal <-- note_gone   <-- take_cold_gone           what nvme gave up
+       journal <-- note_used   <-- take_cold_used           once a minute: what a restart holds dear
 
 Each device has room for so many blocks on their way, and each work is one device's: who is slow
 holds up nobody else, and gets less.  Little is on its way at a time, some milliseconds of writing a
@@ -45,6 +46,8 @@ PAUSE_SECONDS = 0.25  # between two looks where nobody wakes us
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 TRIES_MAX = 4  # of blocks that a device had no time for, before they wait for their turn again
 FLUSH_POLL_SECONDS = 0.01
+USED_SECONDS = 60.0  # how coarsely the journals know what was used when
+USED_PAGES_MAX = 32_768  # told in one go
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -107,6 +110,7 @@ class Movement:
         self._devices = DeviceWatch(core, nvme, clock)
         self._woken = asyncio.Event()
         self._is_ending = False
+        self._used_at = clock.now()
 
     # ---- the loop ----
 
@@ -119,6 +123,8 @@ class Movement:
         while True:
             self._devices.look()
             self.note_gone()
+            if self._clock.now() - self._used_at >= USED_SECONDS:
+                self._note_used()
             if self._begin():
                 await asyncio.sleep(0)  # calls first
                 continue
@@ -218,6 +224,14 @@ class Movement:
         if len(units):
             self.nvme.note_gone(units)
 
+    def _note_used(self) -> bool:
+        """Tells the journals what was used since the last time; whether there was anything."""
+        self._used_at = self._clock.now()
+        units = self._core.take_cold_used(USED_PAGES_MAX)
+        if len(units):
+            self.nvme.note_used(units)
+        return len(units) > 0
+
     def note_namespace(self, known: KnownNamespace) -> None:
         """What is to be known of a namespace after a restart."""
         self.nvme.namespace_number(NamespaceNote(*known))
@@ -241,6 +255,8 @@ class Movement:
         self.wake()
         while self._is_busy() and self._clock.now() < until:  # noqa: ASYNC110 - no event for all
             await asyncio.sleep(FLUSH_POLL_SECONDS)
+        while self._note_used():
+            await self.flushed(max(0.0, until - self._clock.now()))
         await self.flushed(max(0.0, until - self._clock.now()))
 
     def _is_busy(self) -> bool:

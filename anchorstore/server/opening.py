@@ -14,6 +14,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 
+import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from anchorstore.clock import Clock
@@ -111,7 +112,8 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
     spaces = [
         KnownNamespace(note.namespace, note.max_lineage, note.enabled) for note in found.namespaces
     ]
-    restored = core.restore(spaces, found.kinds, found.entries)
+    by_use = found.entries[np.argsort(found.recency)]
+    restored = core.restore(spaces, found.kinds, by_use)
     if len(restored.lost_units):
         tier.note_gone(restored.lost_units)
     dropped = {reason: count for reason, count in found.dropped.items() if count}

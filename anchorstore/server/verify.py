@@ -85,7 +85,7 @@ async def verify_dram(core: Store, tier: Tier, found: Verified) -> None:
     """Every sealed block in memory."""
     cursor = 0
     while not found.is_full:
-        table, cursor = core.sealed_blocks(cursor, STEP_BLOCKS)
+        table, cursor = core.audit.sealed_blocks(cursor, STEP_BLOCKS)
         right, wrong = await asyncio.to_thread(verify_step, tier, table)
         found.right += right
         found.blame(wrong)
@@ -111,7 +111,7 @@ class NvmeCheck:
         """All of them, once, no faster than this."""
         cursor, due = 0, self._clock.now()
         while not found.is_full:
-            table, cursor = self._core.cold_blocks(cursor, STEP_BLOCKS, STEP_BYTES)
+            table, cursor = self._core.audit.cold_blocks(cursor, STEP_BLOCKS, STEP_BYTES)
             if table is None:
                 return
             due = max(due, self._clock.now()) + float(table.block_bytes.sum()) / bytes_per_second
@@ -149,7 +149,7 @@ class NvmeCheck:
         return status
 
     def _judge(self, table: ColdTable, status: U8, found: Verified) -> None:
-        stands = self._core.stands(table)
+        stands = self._core.audit.stands(table)
         found.right += int((stands & (status == Status.OK)).sum())
         bad = np.flatnonzero(stands & np.isin(status, LOST))
         found.unread += int((stands & (status != Status.OK)).sum()) - len(bad)

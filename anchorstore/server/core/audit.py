@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -80,7 +81,8 @@ def _step(state: State, tier: Tier, cursor: int, limit: int) -> tuple[U32, int]:
 
 
 def sealed_blocks(state: State, cursor: int, limit: int) -> tuple[BlockTable, int]:
-    """Up to `limit` blocks from `cursor` on (start with 0), and the next cursor: 0 at the end."""
+    """Up to `limit` blocks in dram from `cursor` on (start with 0), and the next cursor: 0 at the
+    end."""
     blocks, pool = state.blocks, state.pool
     rows, cursor = _step(state, state.dram, cursor, limit)
     kinds = [state.registry.by_kind_id[kind] for kind in blocks.kind.take(rows).tolist()]
@@ -139,3 +141,12 @@ def stands(state: State, table: ColdTable) -> Bools:
     here = np.flatnonzero(same)
     same[here] = state.nvme.generations_of(table.row[here]) == table.generation[here]
     return same
+
+
+class Audit:
+    """All of it, of one store; changes nothing."""
+
+    def __init__(self, state: State) -> None:
+        self.sealed_blocks = functools.partial(sealed_blocks, state)
+        self.cold_blocks = functools.partial(cold_blocks, state)
+        self.stands = functools.partial(stands, state)

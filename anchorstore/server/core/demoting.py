@@ -72,6 +72,24 @@ class _Placed:
         return _Placed(*(column[which] for column in dataclasses.astuple(self)))
 
 
+def take_used(state: State, pages_max: int) -> U32:
+    """Units of blocks in nvme on pages that were used since the last call, in the order of use; of
+    so many pages at most: of the rest next time."""
+    nvme, movement, index = state.nvme, state.movement, state.index
+    if nvme is None or movement.used_until >= state.tick:
+        return NO_BLOCKS
+    stamps = index.stamp[: index.rows.top]
+    pages = np.flatnonzero((stamps > movement.used_until) & nvme.every_page_on())
+    movement.used_until = state.tick
+    if len(pages) > pages_max:
+        movement.used_until = int(np.partition(stamps[pages], pages_max)[pages_max]) - 1
+        pages = pages[stamps[pages] <= movement.used_until]
+    rows = state.blocks.of_pages(index, pages.astype(np.uint32))
+    rows = rows[nvme.holds(rows)]
+    rows = rows[np.argsort(stamps[state.blocks.page.take(rows)], kind="stable")]
+    return state.blocks.cold.take(rows)
+
+
 def begin_demote(
     state: State, limit_blocks: int, room: Sequence[int] | None = None
 ) -> list[DemoteWork]:

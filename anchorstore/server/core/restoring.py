@@ -33,8 +33,9 @@ from anchorstore.server.core.types import U32, U64, Bools
 from anchorstore.server.core.work import KnownNamespace, Restored
 
 Entries = npt.NDArray[Any]
-"""Structured [n]: path_hash u64[4], parent_hash u64[4], checksum u64, unit, generation and page
-u32, namespace and kind (positions in the lists beside), lineage u8.  Others are ignored."""
+"""Structured [n], what was used last in the end: path_hash u64[4], parent_hash u64[4], checksum
+u64, unit, generation and page u32, namespace and kind (positions in the lists beside), lineage u8.
+Others are ignored."""
 
 AT_ONCE = 16_384  # pages: bounds the memory that filing and probing take on the side
 
@@ -75,6 +76,7 @@ def restore(
     _sieve_places(nvme, kinds, sieve)
     rows = _pages(state, records, sieve)
     rows = _sieve_blocks(state, rows, kinds, sieve)
+    _stamp(state, rows)
     _adopt(nvme, kinds, sieve.entries)
     _blocks(state, nvme, rows, records, kinds, sieve.entries)
     _link(state, rows, records, sieve.entries)
@@ -208,8 +210,8 @@ def _last_of(keys: U64) -> Bools:
 
 
 def _pages(state: State, records: Mapping[int, NamespaceRecord], sieve: _Sieve) -> U32:
-    """Page row of each entry [n], made in the entries' order; entries that disagree with the first
-    one about their page's number are dropped."""
+    """Page row of each entry [n]; entries that disagree with the first one about their page's
+    number are dropped."""
     index, made = state.index, []
     for position, record in records.items():
         mine = np.flatnonzero(sieve.entries["namespace"] == position)
@@ -236,18 +238,26 @@ def _pages(state: State, records: Mapping[int, NamespaceRecord], sieve: _Sieve) 
 
 
 def _insert(state: State, record: NamespaceRecord, hashes: U64, numbers: U32) -> U32:
-    """Rows for distinct pages, stamped in their order."""
+    """Rows for distinct pages."""
     parts: list[U32] = [np.zeros(0, np.uint32)]
     for start in range(0, len(hashes), AT_ONCE):
         stop = start + AT_ONCE
         made = state.index.insert(
             record.namespace_id, hashes[start:stop], numbers[start:stop], state.tick
         )
-        state.touch(made)
-        state.history.born(made, state.moment, 0)
         parts.append(made)
     record.pages += len(hashes)
     return np.concatenate(parts)
+
+
+def _stamp(state: State, rows: U32) -> None:
+    """Pages as used in the order of their last entries, whosever they are."""
+    last = rows[_last_of(rows.astype(np.uint64))]
+    for start in range(0, len(last), AT_ONCE):
+        pages = last[start : start + AT_ONCE]
+        state.touch(pages)
+        state.history.born(pages, state.moment, 0)
+    state.movement.used_until = state.tick
 
 
 def _sieve_blocks(

@@ -21,7 +21,6 @@ from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import Layout
 from anchorstore.server.core import (
-    audit,
     demoting,
     devices,
     evicting,
@@ -32,7 +31,7 @@ from anchorstore.server.core import (
     sealing,
 )
 from anchorstore.server.core import lookup as reading
-from anchorstore.server.core.audit import BlockTable, ColdTable
+from anchorstore.server.core.audit import Audit
 from anchorstore.server.core.check import violations
 from anchorstore.server.core.planning import Plans, Reach
 from anchorstore.server.core.policies import Policy
@@ -70,6 +69,7 @@ class Store:
         self.boot_id = boot_id
         self._state = State(config, boot_id + secret)
         self._plans = Plans()
+        self.audit = Audit(self._state)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -301,6 +301,10 @@ class Store:
         nvme = self._state.nvme
         return np.zeros(0, np.uint32) if nvme is None else nvme.cold_pool.take_gone_units()
 
+    def take_cold_used(self, pages_max: int) -> U32:
+        """Units whose blocks were used since the last call, in order of use, for the journal."""
+        return demoting.take_used(self._state, pages_max)
+
     def close_segments(self, segment_ids: Iterable[int]) -> None:
         """These segments of nvme get no more blocks: their device cannot be written."""
         devices.close(self._state, segment_ids)
@@ -368,39 +372,20 @@ class Store:
         """How far a prefix matches and why it ends there."""
         return reports.explain(self._state, root, hashes)
 
-    def known_namespace(self, root: bytes) -> KnownNamespace:
-        """What of a namespace is kept over a restart; InvalidRequest for an unknown one."""
-        return self._state.registry.namespace_of_root(root).known
-
-    def set_enabled(self, root: bytes, enabled: bool) -> str:
+    def set_enabled(self, root: bytes, enabled: bool) -> KnownNamespace:
         """The kill switch: a namespace that is off misses every lookup, declines every write.
-        Returns its domain."""
+        Returns what is to be kept of it over a restart."""
         record = self._state.registry.namespace_of_root(root)
         record.enabled = enabled
         self._state.note("enabled" if enabled else "disabled", root.hex())
         self._state.registry.forget_namespace_if_idle(record)
-        return record.namespace.domain
+        return record.known
 
     def remove(self, root: bytes, path_hash: bytes | None) -> Removed:
         """Removes a namespace's blocks, or those of one page and of all that continue it."""
         if path_hash is not None and len(path_hash) != DIGEST_BYTES:
             raise InvalidRequest(f"path hash has {len(path_hash)} bytes, must have 32")
         return reports.remove(self._state, root, path_hash)
-
-    def sealed_blocks(self, cursor: int, limit: int) -> tuple[BlockTable, int]:
-        """Where up to `limit` sealed blocks lie in dram, from `cursor` on (start with 0), and the
-        next cursor, 0 at the end."""
-        return audit.sealed_blocks(self._state, cursor, limit)
-
-    def cold_blocks(
-        self, cursor: int, limit: int, limit_bytes: int
-    ) -> tuple[ColdTable | None, int]:
-        """The same for nvme, of about `limit_bytes`; None where there is none."""
-        return audit.cold_blocks(self._state, cursor, limit, limit_bytes)
-
-    def stands(self, table: ColdTable) -> Bools:
-        """Which of these blocks [n] still lie in nvme where they did."""
-        return audit.stands(self._state, table)
 
     def check(self) -> list[str]:
         """Every invariant of the store, walked; violations in words, [] where all is well."""

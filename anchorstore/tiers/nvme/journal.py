@@ -128,6 +128,12 @@ class Journal:
             with self._lock:
                 self._append(FrameType.GONE, units)
 
+    def note_used(self, units: npt.NDArray[np.uint32]) -> None:
+        """The blocks of these units were used, in this order."""
+        if len(units):
+            with self._lock:
+                self._append(FrameType.USED, units)
+
     def _append(self, kind: FrameType, what: npt.NDArray[np.generic] | bytes) -> None:
         self._pending.append((kind, what))
         if len(self._pending) == 1:
@@ -183,6 +189,7 @@ class Journal:
                 self._compact()
         except OSError as error:
             self._health.begin("journal", f"the journal cannot be written: {error.strerror}")
+            notes = [note for note in notes if note[0] != FrameType.USED]  # no loss
             if blocks_named(notes) > PENDING_ENTRIES_MAX:
                 notes = self._without_blocks(notes)
             self._unwritten = notes

@@ -82,12 +82,12 @@ def without_unused(found: Recovered) -> Recovered:
 
 
 def notes_of(found: Recovered) -> Iterator[Note]:
-    """A snapshot as frames."""
+    """A snapshot as frames, what was used last in the end: so the next one knows it too."""
     for number, note in enumerate(found.namespaces):
         yield FrameType.NAMESPACE, 1, write_namespace(number, note)
     for number, kind in enumerate(found.kinds):
         yield FrameType.KIND, 1, write_kind(number, kind)
-    yield from block_notes(found.entries)
+    yield from block_notes(found.entries[np.argsort(found.recency)])
 
 
 def block_notes(entries: Entries) -> Iterator[Note]:

@@ -102,8 +102,9 @@ class NvmeTier:
         return cls(devices)
 
     def recover(self) -> Recovered:
-        """What all journals held, once; numbers and units are the tier's."""
-        merged, parts = Recovered(), [np.zeros(0, ENTRY)]
+        """What all journals held, once; numbers and units are the tier's.  Of two devices' blocks
+        that was used last which lies further towards the end of its own device's."""
+        merged, parts, ages = Recovered(), [np.zeros(0, ENTRY)], [np.zeros(0)]
         for device in self.devices:
             found = device.recover()
             namespaces = [self.namespace_number(note) for note in found.namespaces]
@@ -113,6 +114,7 @@ class NvmeTier:
                 entries["namespace"] = np.array(namespaces, np.uint32)[entries["namespace"]]
                 entries["kind"] = np.array(kinds, np.uint16)[entries["kind"]]
             parts.append(entries)
+            ages.append((found.recency + 0.5) / max(1, len(entries)))
             merged.frames += found.frames
             for reason, count in found.dropped.items():
                 merged.drop(reason, count)
@@ -125,7 +127,8 @@ class NvmeTier:
         merged.namespaces = [notes[root] for root in self._namespaces]
         merged.kinds = list(self._kinds)
         whole = np.concatenate(parts)
-        merged.entries = once(merged, whole, np.arange(len(whole)))
+        merged.entries, kept = once(merged, whole, np.arange(len(whole)))
+        merged.recency = np.argsort(np.argsort(np.concatenate(ages)[kept], kind="stable"))
         if len(merged.entries) < len(whole):
             self.note_gone(np.setdiff1d(whole["unit"], merged.entries["unit"]))
         return merged
@@ -209,6 +212,10 @@ class NvmeTier:
     def note_gone(self, units: U32) -> None:
         """As NvmeDevice.note_gone."""
         self._spread(units, lambda at, which: self.devices[at].note_gone(units[which]))
+
+    def note_used(self, units: U32) -> None:
+        """As NvmeDevice.note_used."""
+        self._spread(units, lambda at, which: self.devices[at].note_used(units[which]))
 
     def flush(self) -> Future[None]:
         """Done when every device has flushed."""

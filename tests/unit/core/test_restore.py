@@ -107,10 +107,9 @@ def test_restart_leaves_off_what_was_off_with_blocks_and_without() -> None:
     assert {space.model: space.enabled for space in store.status(0.0).namespaces} == {
         SPACE.model: False, "empty": False,
     }  # fmt: skip
-    for space in (SPACE, empty):
-        store.set_enabled(space.root_digest(), True)
+    known = [store.set_enabled(space.root_digest(), True) for space in (SPACE, empty)]
+    assert known == [KnownNamespace(SPACE, 16, True), KnownNamespace(empty, 3, True)]
     assert [space.model for space in store.status(0.0).namespaces] == [SPACE.model]
-    assert store.known_namespace(SPACE.root_digest()) == KnownNamespace(SPACE, 16, True)
 
 
 def test_restart_evicts_leaves_first() -> None:
@@ -228,3 +227,41 @@ def test_restart_into_a_store_in_use_is_a_bug() -> None:
     engine.put(engine.path(1))
     with pytest.raises(AssertionError, match="a restart of a store in use"):
         small.store.restore([KnownNamespace(SPACE, 16)], [KV], entries(1))
+
+
+def test_restart_takes_the_order_of_entries_for_the_order_of_use_whosever_they_are() -> None:
+    """Two namespaces take turns: what was used last stays, page by page."""
+    small = Tiered(segments=8, nvme={"segments": 4})
+    one, two = small.session(layouts=[KV]), small.session("globex", layouts=[KV])
+    paths = [engine.path(1, f"{number}") for number in range(4) for engine in (one, two)]
+    for number, path in enumerate(paths):
+        (one, two)[number % 2].put(path)
+        small.write_all()
+    for number in (5, 0, 7):  # of the second, the first, the second
+        assert (one, two)[number % 2].stored(paths[number]) == 1
+    units = [int(unit) for unit in small.store.take_cold_used(100)]
+    assert len(units) == 8 and len(small.store.take_cold_used(100)) == 0
+    told = np.concatenate([small.disk.journal[unit] for unit in units])
+    store = Store(small.store.config, b"c" * 16)
+    store.restore(small.disk.namespaces, small.disk.layouts, told)
+    index = store._state.index
+    by_use = np.argsort(index.stamp[1 : index.rows.top]) + 1
+    order = [index.hashes[row].tobytes() for row in by_use]
+    assert order == [paths[number] for number in (1, 2, 3, 4, 6, 5, 0, 7)]
+    assert len(store.take_cold_used(100)) == 0, "the journal knows that already"
+
+
+def test_what_was_used_is_told_in_bounded_steps_and_in_order() -> None:
+    small = Tiered(segments=8, nvme={"segments": 8})
+    engine = small.session(layouts=[KV])
+    path = engine.path(20)
+    engine.put(path)
+    small.write_all()
+    engine.stored(path)
+    state = small.store._state
+    steps = []
+    while len(units := small.store.take_cold_used(6)):
+        assert len(units) <= 6
+        steps += units.tolist()
+    pages = state.index.probe(1, np.frombuffer(path, np.uint64).reshape(-1, 4))
+    assert steps == state.blocks.cold[state.index.first_block[pages]].tolist()

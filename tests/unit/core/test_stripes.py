@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from anchorstore.layout import Component
 from anchorstore.server.core.stripes import Stripes
+from anchorstore.server.core.work import DemoteWork
 from tests.unit.core.small import ANCHOR, KV, Engine
 from tests.unit.core.tiered import SHARES, Tiered
 
@@ -116,7 +117,7 @@ def test_device_that_never_has_room_starves_nobody() -> None:
 def test_slow_device_gets_what_it_can_carry_and_the_other_goes_on() -> None:
     """Each device may have 8 blocks on their way; one ends a block a step, the other four."""
     small, engine = striped(2, segments=24, queue_blocks=4096)
-    flying: list[collections.deque[object]] = [collections.deque(), collections.deque()]
+    flying: list[collections.deque[DemoteWork]] = [collections.deque(), collections.deque()]
     out, written, speeds = [0, 0], [0, 0], [1, 4]
     left = [0.0, 0.0]
     for step in range(60):
@@ -127,8 +128,8 @@ def test_slow_device_gets_what_it_can_carry_and_the_other_goes_on() -> None:
             out[work.device] += len(work)
         for device in range(2):
             left[device] += speeds[device]
-            while flying[device] and len(flying[device][0]) <= left[device]:  # type: ignore[arg-type]
-                work = flying[device].popleft()  # type: ignore[assignment]
+            while flying[device] and len(flying[device][0]) <= left[device]:
+                work = flying[device].popleft()
                 left[device] -= len(work)
                 out[device] -= len(work)
                 written[device] += small.finish_write(work)

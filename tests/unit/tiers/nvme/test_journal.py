@@ -18,6 +18,7 @@ from anchorstore.errors import ConfigError
 from anchorstore.keys import Namespace
 from anchorstore.layout import AnchorLayout, Layout
 from anchorstore.tiers.nvme import format as nvme_format
+from anchorstore.tiers.nvme.device import NvmeDevice
 from anchorstore.tiers.nvme.format import ENTRY, UNIT_BYTES, Entries, FrameType
 from anchorstore.tiers.nvme.notes import (
     NamespaceNote,
@@ -421,3 +422,35 @@ def test_read_region_beyond_a_short_file_is_torn(tmp_path: pathlib.Path) -> None
     found = read_region(file, superblock)
     assert found.dropped == {"torn_tail": 1} and not len(found.entries)
     file.close()
+
+
+def recency_of(device: NvmeDevice) -> list[int]:
+    """Units from the one used longest ago on."""
+    found = device.recover()
+    return [int(unit) for unit in found.entries["unit"][np.argsort(found.recency)]]
+
+
+def test_order_of_use_is_the_order_in_which_units_were_named_last(tmp_path: pathlib.Path) -> None:
+    device = open_device(tmp_path)
+    device.kind_number(kind_of(128))
+    device.namespace_number(NOTE)
+    device.note_blocks(entries_of([7, 3, 9]))
+    device.note_used(np.array([5, 3], np.uint32))  # nothing lies at 5 yet
+    device.note_blocks(entries_of([5, 1], seed=2))
+    device.flush().result(10)
+    device.note_used(np.array([9], np.uint32))
+    device.note_gone(np.array([7], np.uint32))
+    device.close()
+    for _ in range(2):  # the second time from the snapshot that the first start wrote
+        device = open_device(tmp_path)
+        assert recency_of(device) == [3, 5, 1, 9]
+        device.close()
+
+
+def test_uses_of_nothing_and_of_anything_do_no_harm(tmp_path: pathlib.Path) -> None:
+    device = open_device(tmp_path)
+    device.note_used(np.array([2**32 - 1, 0, 0], np.uint32))
+    device.close()
+    device = open_device(tmp_path)
+    assert recency_of(device) == []
+    device.close()

@@ -147,3 +147,19 @@ def test_gone_and_empty_plans_reach_the_right_device(tmp_path: pathlib.Path) -> 
     tier = open_tier(tmp_path / "a", tmp_path / "b")
     assert sorted(tier.recover().entries["unit"].tolist()) == sorted(blocks.plan.unit[2:].tolist())
     tier.close()
+
+
+def test_order_of_use_mixes_the_devices(tmp_path: pathlib.Path) -> None:
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    blocks = Blocks.made(tier, 4, 3968, first_unit=SEGMENT_UNITS)
+    on_second = np.array([False, True, False, True])
+    units = blocks.plan.unit + on_second.astype(np.uint32) * np.uint32(tier.devices[0].units)
+    blocks.plan = dataclasses.replace(blocks.plan, unit=units)
+    write(tier, blocks)
+    tier.note_used(units[[2, 1]])
+    tier.close()
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    found = tier.recover()
+    by_use = found.entries["unit"][np.argsort(found.recency)].tolist()
+    assert set(by_use[:2]) == {units[0], units[3]} and set(by_use[2:]) == {units[2], units[1]}
+    tier.close()
