@@ -1,4 +1,4 @@
-"""What the tiers' sections share: who may take how much, when pages go, and in which order.  Pure."""
+"""What the tiers' sections share: who may take how much, when pages go, in which order.  Pure."""
 
 from __future__ import annotations
 

@@ -185,3 +185,49 @@ def test_full_device_leaves_what_is_new_to_the_other(tmp_path: pathlib.Path) -> 
         until(lambda: two.counters["blocks_written"] >= 2 * PAGES, "the second takes them")
         engine = Engine(here.socket)
         assert_right(engine, engine.lookup(hashes))
+
+
+def test_prefetch_that_fails_shows_nothing_and_stores_nothing(
+    config: Config, faults: Faults
+) -> None:
+    """Neither a lookup nor a reader of hints may see what a failed read left in memory, and no
+    device may be given it."""
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+    with running(config, faults.open) as here:
+        assert here.daemon.nvme is not None
+        [device] = here.daemon.nvme.devices
+        faults.fail("read", errno.EIO, start=device.data_offset)
+        engine = Engine(here.socket)
+        engine.lookup(hashes, prefetch=True)
+        until(lambda: counter(here, "blocks_corrupt") == 2 * PAGES, "all of it failed")
+        faults.release()
+        answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+        assert answer.miss == pb.MISS_REASON_NOT_STORED
+        status = Wire.unix(here.socket).call(Method.STATUS, admin_pb2.StatusRequest())
+        assert [tier.used_bytes for tier in status.tiers] == [0, 0]
+        assert device.counters["blocks_written"] == 0
+        assert put(here, 1) == hashes, "a writer brings it again"
+        assert_right(engine, engine.lookup(hashes))
+
+
+def test_device_never_takes_more_than_it_was_given(tmp_path: pathlib.Path) -> None:
+    """Three times as much as fits is put: old blocks go, and the file stays as large as it was."""
+    folder = tmp_path / "device"
+    folder.mkdir()
+    config = tiered(
+        tmp_path,
+        tiers__nvme__devices=[(str(folder), 8 * 2**20)],
+        tiers__nvme__segment=2**20,
+        tiers__dram__segment=2**20,
+    )
+    with running(config) as here:
+        before = sum(path.stat().st_blocks for path in folder.iterdir())
+        number = 0
+        while counter(here, "pages_evicted_nvme") < 3 * PAGES:
+            put(here, 1000 * number)
+            number += 1
+            until(lambda: here.do(lambda: here.daemon.core.blocks_to_demote) == 0, "written")
+        assert [path.name for path in folder.iterdir()] == ["anchorstore.nvme"]
+        assert sum(path.stat().st_blocks for path in folder.iterdir()) <= before
+        assert (folder / "anchorstore.nvme").stat().st_size == 8 * 2**20
