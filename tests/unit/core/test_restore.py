@@ -265,3 +265,20 @@ def test_what_was_used_is_told_in_bounded_steps_and_in_order() -> None:
         steps += units.tolist()
     pages = state.index.probe(1, np.frombuffer(path, np.uint64).reshape(-1, 4))
     assert steps == state.blocks.cold[state.index.first_block[pages]].tolist()
+
+
+def test_index_of_many_pages_in_nvme_takes_at_most_200_bytes_a_page() -> None:
+    """Kv and anchor of each, all of the core's tables and slabs counted."""
+    count, segment_bytes = 100_000, 1024 * 8192
+    kv = np.zeros(count, ENTRY)
+    kv["path_hash"] = np.random.default_rng(1).integers(0, 2**63, (count, 4), np.uint64)
+    kv["generation"] = 2
+    anchor, at, units = kv.copy(), np.arange(count), segment_bytes // 4096
+    kv["unit"] = units * (1 + at * KV_UNITS // units) + at * KV_UNITS % units
+    anchor["unit"] = int(kv["unit"].max()) // units * units + units + at
+    anchor["kind"] = 1
+    told = np.concatenate([kv, anchor])
+    segments = int(told["unit"].max()) // units
+    store, found = restored(told, segments=segments, segment_bytes=segment_bytes)
+    assert (found.pages, found.blocks) == (count, 2 * count)
+    assert store.status(0.0).index_bytes / count <= 200
