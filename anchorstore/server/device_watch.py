@@ -25,6 +25,7 @@ from anchorstore.tiers.nvme.tier import NvmeTier
 CLOSED_SECONDS = 30.0  # from one attempt to the next
 ATTEMPT_SECONDS = 1.0
 LOST_SECONDS = 90.0  # offline for as long: given up
+CALM_SECONDS = 10.0  # that a device has answered, before one that was stuck is trusted again
 SEGMENTS_A_LOOK = 256
 
 
@@ -36,6 +37,7 @@ class _Watched:
     segments: range
     is_closed: bool = False
     turn_at: float = 0.0  # of the next attempt, or of its end
+    calm_at: float = 0.0
     offline_since: float | None = None
     segments_lost: int = 0
 
@@ -56,7 +58,9 @@ class DeviceWatch:
         now = self._clock.now()
         for watched in self._watched:
             state = watched.device.health.state
-            is_stuck = watched.device.queue.is_stalled()
+            if watched.device.queue.is_stalled():
+                watched.calm_at = now + CALM_SECONDS
+            is_stuck = now < watched.calm_at
             if state == State.HEALTHY and not is_stuck:
                 self._healthy(watched)
                 continue

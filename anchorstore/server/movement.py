@@ -225,9 +225,10 @@ class Movement:
             self.nvme.note_gone(units)
 
     def _note_used(self) -> bool:
-        """Tells the journals what was used since the last time; whether there was anything."""
-        self._used_at = self._clock.now()
-        units = self._core.take_cold_used(USED_PAGES_MAX)
+        """Tells the journals what was used since the last time; whether there was anything.  Where
+        that was a lot, there is more a second later."""
+        units, now = self._core.take_cold_used(USED_PAGES_MAX), self._clock.now()
+        self._used_at = now - (USED_SECONDS - 1.0 if len(units) >= USED_PAGES_MAX else 0.0)
         if len(units):
             self.nvme.note_used(units)
         return len(units) > 0

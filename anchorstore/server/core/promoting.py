@@ -28,7 +28,8 @@ from anchorstore.server.core.types import U8, Bools, Positions, column
 from anchorstore.server.core.work import PromoteWork, Promotion
 
 PROMOTING_PART = 4
-"""Of the pool: what promotions of one namespace may fill together is one in so many."""
+"""Of the pool: what several promotions of one namespace may fill is one in so many, where other
+namespaces are in use."""
 
 RANK: U8 = np.zeros(max(Component) + 1, np.uint8)
 """By component: what is read first."""
@@ -96,12 +97,15 @@ def _begin(
 
 
 def _is_modest(state: State, record: NamespaceRecord, wanted_bytes: int) -> bool:
-    """Whether the namespace leaves memory to others while it is read for: one promotion may have
-    any size, several together no more than a part of the pool."""
+    """Whether the namespace leaves memory to others, if there are any, while it is read for: one
+    promotion may have any size, several together no more than a part of the pool."""
     tickets = state.movement.promotes.values()
     mine = sum(ticket.reserved_bytes for ticket in tickets if ticket.record is record)
-    pool = state.dram.pool
-    return not mine or mine + wanted_bytes <= pool.segments * pool.segment_bytes // PROMOTING_PART
+    pool_bytes = state.dram.pool.segments * state.dram.pool.segment_bytes
+    if not mine or mine + wanted_bytes <= pool_bytes // PROMOTING_PART:
+        return True
+    others = (it.sessions for it in state.registry.namespaces.values() if it is not record)
+    return not any(others)
 
 
 def _fits_quota(state: State, record: NamespaceRecord, wanted_bytes: int, before: int) -> bool:

@@ -489,3 +489,14 @@ def test_flood_of_promotions_leaves_memory_to_other_namespaces() -> None:
         small.read(promotion)
     small.read(promotion_of(many, paths[-1]))
     assert small.store.check() == []
+
+
+def test_promotions_of_the_only_namespace_may_fill_memory() -> None:
+    small = Tiered(segments=4, nvme={"segments": 16})
+    engine = small.session(layouts=[KV])
+    paths = [engine.path(2, f"path {number}") for number in range(8)]
+    for path in paths:
+        engine.put(path)
+        small.write_all()
+    fill_dram(engine, 16)
+    assert all(engine.lookup(path).promotion for path in paths) and small.store.check() == []

@@ -125,4 +125,7 @@ def test_device_that_does_not_answer_is_closed_until_it_does(
     assert core.take() == [("close", [1, 2])], "no attempt: it has work that it does not end"
     devices[0].queue.is_stuck = False
     watch.look()
+    assert core.take() == [], "it may be stuck again at once"
+    clock.advance(device_watch.CALM_SECONDS)
+    watch.look()
     assert core.take() == [("reopen", [1, 2])]

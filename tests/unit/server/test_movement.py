@@ -16,6 +16,7 @@ import pytest
 
 from anchorstore.clock import ManualClock
 from anchorstore.server.core.store_config import UNIT_BYTES
+from anchorstore.server.device_watch import CALM_SECONDS
 from anchorstore.server.movement import RETRY_SECONDS, Movement
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.nvme.health import State
@@ -159,6 +160,7 @@ async def test_memory_waits_for_nobody_while_no_device_takes_anything(world: Wor
     assert world.is_paused() and world.movement.in_flight == 0
     for device in world.nvme.devices:
         device.queue.is_stuck = False
+    world.clock.advance(CALM_SECONDS)
     world.movement.wake()
     await turns()
     assert not world.is_paused() and world.movement.in_flight == 4
