@@ -44,6 +44,7 @@ BATCHES_A_DEVICE = 2
 PINNED_POOL_PART = 16  # all that is on its way pins at most one in so many of the pool
 PAUSE_SECONDS = 0.25  # between two looks where nobody wakes us
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
+IN_TIME_PART = 0.5  # of what a device may write until a deadline, it has on its way
 TRIES_MAX = 4  # of blocks that a device had no time for, before they wait for their turn again
 FLUSH_POLL_SECONDS = 0.01
 USED_SECONDS = 60.0  # how coarsely the journals know what was used when
@@ -80,6 +81,15 @@ class Outlet:
     def rests(self, now: float) -> bool:
         """Whether it gets nothing at present, whatever there is to write."""
         return now < self.retry_at or self.device.queue.is_stalled()
+
+    def room(self, blocks_max: int, block_bytes: float) -> int:
+        """How many more blocks it may have on their way: not those that it would be too late for,
+        where so many bytes a second are the limit."""
+        limits = self.device.queue.limits
+        if limits.write_bytes_per_second:
+            in_time = limits.write_bytes_per_second * limits.deadline_seconds * IN_TIME_PART
+            blocks_max = min(blocks_max, max(1, int(in_time / block_bytes)))
+        return max(0, blocks_max - self.blocks)
 
     def learn(self, wrote: bool, now: float) -> None:
         """A work has ended: it wrote some of it, or nothing."""
@@ -147,7 +157,7 @@ class Movement:
         now, blocks = self._clock.now(), int(self._batch_bytes // self._block_bytes)
         limit = max(1, min(BATCH_BLOCKS_MAX, blocks))
         room = [
-            0 if outlet.rests(now) else max(0, BATCHES_A_DEVICE * limit - outlet.blocks)
+            0 if outlet.rests(now) else outlet.room(BATCHES_A_DEVICE * limit, self._block_bytes)
             for outlet in self.outlets
         ]
         self._core.pause_demotion(paused=all(outlet.rests(now) for outlet in self.outlets))

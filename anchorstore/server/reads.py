@@ -26,6 +26,7 @@ from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.nvme.jobs import MemoryOf
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, chosen
+from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
 
@@ -75,6 +76,7 @@ class Reads:
         limits = [device.queue.limits for device in nvme.devices]
         self._deadline_seconds = max(limit.deadline_seconds for limit in limits)
         self._lines = [Turns[_Piece](limit.queue_blocks, PIECE_BYTES) for limit in limits]
+        self._windows = [_window_bytes(limit) for limit in limits]
         self._bytes_out = [0 for _ in nvme.devices]
 
     def read(
@@ -100,7 +102,7 @@ class Reads:
 
     def _begin(self, device: int) -> None:
         """As many pieces as the device may have on their way."""
-        while self._bytes_out[device] < WINDOW_BYTES:
+        while self._bytes_out[device] < self._windows[device]:
             piece = self._lines[device].next()
             if piece is None:
                 return
@@ -124,6 +126,14 @@ class Reads:
         for line in self._lines:
             for piece in line.drop(lambda piece: piece.whole is whole):
                 whole.end(piece.rows, Status.LATE)
+
+
+def _window_bytes(limits: Limits) -> float:
+    """What a device may have on its way: not what it would be too late for, where so many bytes a
+    second are the limit."""
+    if not limits.read_bytes_per_second:
+        return WINDOW_BYTES
+    return min(WINDOW_BYTES, limits.read_bytes_per_second * limits.deadline_seconds / 2)
 
 
 def _pieces(whole: _Whole, devices: Positions) -> Iterator[_Piece]:

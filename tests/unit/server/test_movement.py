@@ -21,6 +21,7 @@ from anchorstore.server.movement import RETRY_SECONDS, Movement
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.nvme.health import State
 from anchorstore.tiers.nvme.plans import Done, Status, WritePlan
+from anchorstore.tiers.nvme.scheduler import Limits
 from tests.unit.core.small import KV, Engine
 from tests.unit.core.tiered import COLD_SEGMENT_BYTES, Tiered
 
@@ -35,7 +36,7 @@ class Devices:
         self.segment_bytes = COLD_SEGMENT_BYTES
         self.devices: list[Any] = []
         for number in range(2):
-            queue = types.SimpleNamespace(is_stuck=False)
+            queue = types.SimpleNamespace(is_stuck=False, limits=Limits())
             queue.is_stalled = lambda queue=queue: queue.is_stuck
             self.devices.append(
                 types.SimpleNamespace(
@@ -164,4 +165,18 @@ async def test_memory_waits_for_nobody_while_no_device_takes_anything(world: Wor
     world.movement.wake()
     await turns()
     assert not world.is_paused() and world.movement.in_flight == 4
+    running.cancel()
+
+
+async def test_device_with_a_limit_has_no_more_on_its_way_than_it_writes_in_time(
+    world: World,
+) -> None:
+    limited = Limits(write_bytes_per_second=4 * 4096, deadline_seconds=2.0)
+    for device in world.nvme.devices:
+        device.queue.limits = limited
+    running = asyncio.ensure_future(world.movement.run())
+    for _ in range(8):
+        world.put(6)
+        await turns()
+    assert [outlet.blocks for outlet in world.movement.outlets] == [4, 4]
     running.cancel()

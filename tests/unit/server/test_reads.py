@@ -161,3 +161,15 @@ async def test_pieces_are_bounded_and_hold_every_block_once(block_bytes: int) ->
         seen += nvme.end()
         await turn()
     assert seen == list(range(1, 21)) and reading.result().ok.all()
+
+
+async def test_device_with_a_limit_has_no_more_on_its_way_than_it_reads_in_time() -> None:
+    nvme = Devices(deadline_seconds=2.0)
+    nvme.devices[0].queue.limits = Limits(read_bytes_per_second=4 * MIB, deadline_seconds=2.0)
+    used: Any = (nvme, types.SimpleNamespace(memory=None), Supervisor(lambda name, error: None))
+    reading = Reads(*used).read(1, plan_of(1, 60))
+    assert sum(len(plan) for plan, _ in nvme.begun) == 4
+    while nvme.begun:
+        nvme.end()
+        await turn()
+    assert reading.result().ok.all()
