@@ -83,6 +83,8 @@ class Admin:
             response.counters["hint_bytes"] = service.hints.nbytes
             response.counters["hints_lost"] = service.hints.lost
             response.counters["lookups_waiting"] = service.lookups.waiting
+            if service.reads is not None:
+                response.counters["nvme_reads_waiting"] = service.reads.waiting
         return response
 
     def list_pages(self, request: pb.ListRequest, peer: Peer) -> pb.ListResponse:

@@ -79,6 +79,11 @@ class Reads:
         self._windows = [_window_bytes(limit) for limit in limits]
         self._bytes_out = [0 for _ in nvme.devices]
 
+    @property
+    def waiting(self) -> int:
+        """Blocks that wait for their turn."""
+        return sum(map(len, self._lines))
+
     def read(
         self, owner: int, plan: ReadPlan, memory_of: MemoryOf | None = None
     ) -> asyncio.Future[Done]:

@@ -189,7 +189,7 @@ class Journal:
                 self._compact()
         except OSError as error:
             self._health.begin("journal", f"the journal cannot be written: {error.strerror}")
-            notes = [note for note in notes if note[0] != FrameType.USED]  # no loss
+            notes = _without_uses(notes)
             if blocks_named(notes) > PENDING_ENTRIES_MAX:
                 notes = self._without_blocks(notes)
             self._unwritten = notes
@@ -206,6 +206,7 @@ class Journal:
         written = self._writer.append(notes)
         if written < len(notes):
             self._compact()
+            notes = notes[:written] + _without_uses(notes[written:])
             written += self._writer.append(notes[written:])
         self.counters["journal_frames"] += written
         left = blocks_named(notes[written:])
@@ -243,6 +244,11 @@ class Journal:
             self._wake.notify()
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
+
+
+def _without_uses(notes: list[Note]) -> list[Note]:
+    """Without what nothing but an order hangs on."""
+    return [note for note in notes if note[0] != FrameType.USED]
 
 
 def _merged(

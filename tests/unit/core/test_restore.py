@@ -20,7 +20,16 @@ from anchorstore.server.core.blocks import CHAIN_LIMIT
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.work import KnownNamespace, Restored
 from tests.unit.core.small import ANCHOR, CONFIG, KV, Small
-from tests.unit.core.tiered import ENTRY, SHAPE, Entry, Tiered, fetch, tiers_of
+from tests.unit.core.tiered import (
+    COLD_SLOT_BYTES,
+    ENTRY,
+    SHAPE,
+    Disk,
+    Entry,
+    Tiered,
+    fetch,
+    tiers_of,
+)
 
 SEALED, KNOWN = 1, 2
 SPACE = Namespace("acme", "model", b"w" * 32)
@@ -227,6 +236,24 @@ def test_restart_into_a_store_in_use_is_a_bug() -> None:
     engine.put(engine.path(1))
     with pytest.raises(AssertionError, match="a restart of a store in use"):
         small.store.restore([KnownNamespace(SPACE, 16)], [KV], entries(1))
+
+
+def test_restart_with_a_smaller_quota_comes_down_to_it_with_the_next_write() -> None:
+    quota = 4 * COLD_SLOT_BYTES
+    small = Tiered(segments=8, nvme={"quotas": {("acme", "model"): quota}})
+    disk = Disk()
+    before = Tiered(disk, segments=8)
+    before.session(layouts=[KV]).put(before.session(layouts=[KV]).path(6))
+    assert before.write_all() == 6
+    small.disk = disk
+    small.store.restore(disk.namespaces, disk.layouts, disk.entries())
+    [space] = small.store.status(0.0).namespaces
+    assert (space.cold_bytes, space.cold_quota_bytes) == (6 * COLD_SLOT_BYTES, quota)
+    engine = small.session(layouts=[KV])
+    engine.put(engine.path(1, "new"))
+    assert small.write_all() == 1
+    [space] = small.store.status(0.0).namespaces
+    assert space.cold_bytes <= quota and small.store.check() == []
 
 
 def test_restart_takes_the_order_of_entries_for_the_order_of_use_whosever_they_are() -> None:

@@ -20,6 +20,7 @@ from anchorstore.layout import AnchorLayout, Layout
 from anchorstore.tiers.nvme import format as nvme_format
 from anchorstore.tiers.nvme.device import NvmeDevice
 from anchorstore.tiers.nvme.format import ENTRY, UNIT_BYTES, Entries, FrameType
+from anchorstore.tiers.nvme.health import State
 from anchorstore.tiers.nvme.notes import (
     NamespaceNote,
     read_kind,
@@ -253,6 +254,24 @@ def test_journal_too_small_for_what_lives_forgets_the_newest_and_serves_on(
     device = open_device(tmp_path, options=options)
     found = device.recover().entries["unit"].tolist()
     assert found == list(range(len(found))) and 300 < len(found) < 60 * 30 - dropped + 1
+    device.close()
+
+
+def test_uses_that_a_full_journal_has_no_room_for_are_no_fault(tmp_path: pathlib.Path) -> None:
+    options = dataclasses.replace(OPTIONS, journal_bytes=64 * 1024)
+    device = open_device(tmp_path, options=options)
+    number, kind = device.namespace_number(NOTE), device.kind_number(kind_of(3968))
+    entries = entries_of(list(range(500)))
+    entries["namespace"], entries["kind"] = number, kind
+    device.note_blocks(entries)
+    for _ in range(20):
+        device.note_used(np.arange(500, dtype=np.uint32))
+        device.flush().result(30)
+    assert device.health.state == State.HEALTHY and device.journal is not None
+    assert device.journal.counters["journal_compactions"] > 0
+    device.close()
+    device = open_device(tmp_path, options=options)
+    assert device.recover().entries["unit"].tolist() == list(range(500))
     device.close()
 
 
