@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,9 @@ from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
 
-PIECE_BYTES = 4 * MIB
 WINDOW_BYTES = 32 * MIB  # on their way at a device
+WINDOW_BYTES_MIN = MIB // 4  # where a limit on bandwidth bounds it
+PIECES_A_WINDOW = 8
 
 Positions = npt.NDArray[np.intp]
 
@@ -75,8 +76,12 @@ class Reads:
         self._nvme, self._tier, self._supervisor = nvme, tier, supervisor
         limits = [device.queue.limits for device in nvme.devices]
         self._deadline_seconds = max(limit.deadline_seconds for limit in limits)
-        self._lines = [Turns[_Piece](limit.queue_blocks, PIECE_BYTES) for limit in limits]
         self._windows = [_window_bytes(limit) for limit in limits]
+        self._piece_bytes = [window // PIECES_A_WINDOW for window in self._windows]
+        self._lines = [
+            Turns[_Piece](limit.queue_blocks, quantum)
+            for limit, quantum in zip(limits, self._piece_bytes, strict=True)
+        ]
         self._bytes_out = [0 for _ in nvme.devices]
 
     @property
@@ -97,7 +102,7 @@ class Reads:
         if any(n > line.room(owner) for n, line in zip(counts, self._lines, strict=True)):
             whole.end(np.arange(len(plan)), Status.REFUSED)
             return whole.future
-        for piece in _pieces(whole, devices):
+        for piece in _pieces(whole, devices, self._piece_bytes):
             self._lines[piece.device].put(owner, piece, piece.bytes, len(piece.rows))
         for device in np.flatnonzero(counts).tolist():
             self._begin(device)
@@ -133,20 +138,21 @@ class Reads:
                 whole.end(piece.rows, Status.LATE)
 
 
-def _window_bytes(limits: Limits) -> float:
+def _window_bytes(limits: Limits) -> int:
     """What a device may have on its way: not what it would be too late for, where so many bytes a
     second are the limit."""
     if not limits.read_bytes_per_second:
         return WINDOW_BYTES
-    return min(WINDOW_BYTES, limits.read_bytes_per_second * limits.deadline_seconds / 2)
+    in_time = int(limits.read_bytes_per_second * limits.deadline_seconds / 2)
+    return max(WINDOW_BYTES_MIN, min(WINDOW_BYTES, in_time))
 
 
-def _pieces(whole: _Whole, devices: Positions) -> Iterator[_Piece]:
-    """The plan's blocks by device, in the plan's order, PIECE_BYTES or one block at a time."""
+def _pieces(whole: _Whole, devices: Positions, piece_bytes: Sequence[int]) -> Iterator[_Piece]:
+    """The plan's blocks by device, in the plan's order, so many bytes or one block at a time."""
     for device in np.unique(devices).tolist():
         rows = np.flatnonzero(devices == device)
         ends = np.cumsum(whole.plan.block_bytes[rows].astype(np.int64))
-        number = (ends - 1) // PIECE_BYTES
+        number = (ends - 1) // piece_bytes[device]
         for part in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
             size = int(whole.plan.block_bytes[part].sum())
             yield _Piece(whole, device, part, size)

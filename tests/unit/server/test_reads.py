@@ -22,6 +22,7 @@ from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.units import MIB
 
 QUEUE_BLOCKS = 400
+PIECE_BYTES = reads.WINDOW_BYTES // reads.PIECES_A_WINDOW
 SECOND = 1000  # units from here on are the second device's
 
 
@@ -83,7 +84,7 @@ async def test_plan_ends_when_its_last_piece_has_and_every_block_counts() -> Non
         await turn()
     assert sorted(units) == plan.unit.tolist()
     done = reading.result()
-    assert int(done.lost.sum()) == reads.PIECE_BYTES // MIB and int(done.ok.sum()) == 56
+    assert int(done.lost.sum()) == PIECE_BYTES // MIB and int(done.ok.sum()) == 56
 
 
 async def test_little_behind_a_flood_is_read_after_what_is_on_its_way() -> None:
@@ -95,7 +96,7 @@ async def test_little_behind_a_flood_is_read_after_what_is_on_its_way() -> None:
         nvme.end()
         ends += 1
         await turn()
-    window = reads.WINDOW_BYTES // reads.PIECE_BYTES
+    window = reads.WINDOW_BYTES // PIECE_BYTES
     assert here.waiting > 0
     assert ends <= window + 2, f"{6 * 15} pieces were asked for before it"
     assert not all(reading.done() for reading in flood)
@@ -158,7 +159,7 @@ async def test_pieces_are_bounded_and_hold_every_block_once(block_bytes: int) ->
     seen: list[int] = []
     while nvme.begun:
         plan = nvme.begun[0][0]
-        assert len(plan) == 1 or plan.block_bytes.sum() <= reads.PIECE_BYTES + block_bytes
+        assert len(plan) == 1 or plan.block_bytes.sum() <= PIECE_BYTES + block_bytes
         seen += nvme.end()
         await turn()
     assert seen == list(range(1, 21)) and reading.result().ok.all()
