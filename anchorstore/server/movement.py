@@ -85,7 +85,7 @@ class Outlet:
     def room(self, blocks_max: int, block_bytes: float) -> int:
         """How many more blocks it may have on their way: not those that it would be too late for,
         where so many bytes a second are the limit."""
-        limits = self.device.queue.limits
+        limits = self.device.limits
         if limits.write_bytes_per_second:
             in_time = limits.write_bytes_per_second * limits.deadline_seconds * IN_TIME_PART
             blocks_max = min(blocks_max, max(1, int(in_time / block_bytes)))

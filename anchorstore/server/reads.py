@@ -74,7 +74,7 @@ class Reads:
 
     def __init__(self, nvme: NvmeTier, tier: Tier, supervisor: Supervisor) -> None:
         self._nvme, self._tier, self._supervisor = nvme, tier, supervisor
-        limits = [device.queue.limits for device in nvme.devices]
+        limits = [device.limits for device in nvme.devices]
         self._deadline_seconds = max(limit.deadline_seconds for limit in limits)
         self._windows = [_window_bytes(limit) for limit in limits]
         self._piece_bytes = [window // PIECES_A_WINDOW for window in self._windows]

@@ -95,11 +95,6 @@ class Scheduler:
         self.late_blocks = 0
         self.on_work: Callable[[], object] | None = None  # for an engine that does not wait here
 
-    @property
-    def limits(self) -> Limits:
-        """Its bounds."""
-        return self._limits
-
     def lane(self, job: Job) -> _Lane:
         """The lane of a job."""
         return self.writes if job.is_write else self.reads

@@ -36,12 +36,13 @@ class Devices:
         self.segment_bytes = COLD_SEGMENT_BYTES
         self.devices: list[Any] = []
         for number in range(2):
-            queue = types.SimpleNamespace(is_stuck=False, limits=Limits())
+            queue = types.SimpleNamespace(is_stuck=False)
             queue.is_stalled = lambda queue=queue: queue.is_stuck
             self.devices.append(
                 types.SimpleNamespace(
                     health=types.SimpleNamespace(state=State.HEALTHY),
                     queue=queue,
+                    limits=Limits(),
                     base_unit=(1 + number * SEGMENTS) * SEGMENT_UNITS,
                     segments=SEGMENTS,
                 )
@@ -173,7 +174,7 @@ async def test_device_with_a_limit_has_no_more_on_its_way_than_it_writes_in_time
 ) -> None:
     limited = Limits(write_bytes_per_second=4 * 4096, deadline_seconds=2.0)
     for device in world.nvme.devices:
-        device.queue.limits = limited
+        device.limits = limited
     running = asyncio.ensure_future(world.movement.run())
     for _ in range(8):
         world.put(6)

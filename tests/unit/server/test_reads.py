@@ -30,10 +30,8 @@ class Devices:
     """What is read: (plan, future) in the order in which it was begun."""
 
     def __init__(self, deadline_seconds: float) -> None:
-        queue = types.SimpleNamespace(
-            limits=Limits(queue_blocks=QUEUE_BLOCKS, deadline_seconds=deadline_seconds)
-        )
-        self.devices = [types.SimpleNamespace(queue=queue), types.SimpleNamespace(queue=queue)]
+        limits = Limits(queue_blocks=QUEUE_BLOCKS, deadline_seconds=deadline_seconds)
+        self.devices = [types.SimpleNamespace(limits=limits) for _ in range(2)]
         self.begun: list[tuple[ReadPlan, Future[Done]]] = []
 
     def devices_of(self, units: Any) -> Any:
@@ -167,7 +165,7 @@ async def test_pieces_are_bounded_and_hold_every_block_once(block_bytes: int) ->
 
 async def test_device_with_a_limit_has_no_more_on_its_way_than_it_reads_in_time() -> None:
     nvme = Devices(deadline_seconds=2.0)
-    nvme.devices[0].queue.limits = Limits(read_bytes_per_second=4 * MIB, deadline_seconds=2.0)
+    nvme.devices[0].limits = Limits(read_bytes_per_second=4 * MIB, deadline_seconds=2.0)
     used: Any = (nvme, types.SimpleNamespace(memory=None), Supervisor(lambda name, error: None))
     reading = Reads(*used).read(1, plan_of(1, 60))
     assert sum(len(plan) for plan, _ in nvme.begun) == 4
