@@ -55,41 +55,6 @@ def not_admitted(state: State, pages: U32) -> U32:
     return refused
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Placed:
-    """Blocks that have got slots; arrays [n], generations odd."""
-
-    rows: U32
-    segment_ids: U32
-    slots: U32
-    generations: U32
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def chosen(self, which: Bools | Positions) -> _Placed:
-        """Some of them."""
-        return _Placed(*(column[which] for column in dataclasses.astuple(self)))
-
-
-def take_used(state: State, pages_max: int) -> U32:
-    """Units of blocks in nvme on pages that were used since the last call, in the order of use; of
-    so many pages at most: of the rest next time."""
-    nvme, movement, index = state.nvme, state.movement, state.index
-    if nvme is None or movement.used_until >= state.tick:
-        return NO_BLOCKS
-    stamps = index.stamp[: index.rows.top]
-    pages = np.flatnonzero((stamps > movement.used_until) & nvme.every_page_on())
-    movement.used_until = state.tick
-    if len(pages) > pages_max:
-        movement.used_until = int(np.partition(stamps[pages], pages_max)[pages_max]) - 1
-        pages = pages[stamps[pages] <= movement.used_until]
-    rows = state.blocks.of_pages(index, pages.astype(np.uint32))
-    rows = rows[nvme.holds(rows)]
-    rows = rows[np.argsort(stamps[state.blocks.page.take(rows)], kind="stable")]
-    return state.blocks.cold.take(rows)
-
-
 def begin_demote(
     state: State, limit_blocks: int, room: Sequence[int] | None = None
 ) -> list[DemoteWork]:
@@ -151,6 +116,28 @@ def _next_victims(state: State, limit_blocks: int) -> U32:
     return rows[np.sort(first)][:limit_blocks]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Placed:
+    """Blocks that have got slots; arrays [n], generations odd."""
+
+    rows: U32
+    segment_ids: U32
+    slots: U32
+    generations: U32
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def columns(self) -> tuple[U32, U32, U32, U32]:
+        """All four."""
+        return self.rows, self.segment_ids, self.slots, self.generations
+
+    def chosen(self, which: Bools) -> _Placed:
+        """Some of them."""
+        return _Placed(*(column[which] for column in self.columns))
+
+
 def _take(state: State, nvme: NvmeTier, rows: U32, *, is_fresh: bool) -> _Placed:
     """Slots for these blocks, class by class, as far as there is room for them."""
     parts = [_Placed(*[NO_BLOCKS] * 4)]
@@ -165,7 +152,7 @@ def _take(state: State, nvme: NvmeTier, rows: U32, *, is_fresh: bool) -> _Placed
             grants = take_slots(state, nvme, slot_class, len(mine), *bound)
             parts.append(_placed(nvme, mine, grants))
             state.counters["nvme_blocks_refused"] += len(mine) - len(parts[-1])
-    columns = zip(*(dataclasses.astuple(part) for part in parts), strict=True)
+    columns = zip(*(part.columns for part in parts), strict=True)
     return _Placed(*(np.concatenate(column) for column in columns))
 
 
@@ -318,3 +305,21 @@ def finish_demote(state: State, ticket_id: int, ok: Bools) -> Bools:
 
 def _set_cold(state: State, ticket: DemoteTicket, stands: Bools) -> None:
     state.blocks.cold[ticket.rows[stands]] = ticket.units[stands]
+
+
+def take_used(state: State, pages_max: int) -> U32:
+    """Units of blocks in nvme on pages that were used since the last call, in the order of use; of
+    so many pages at most: of the rest next time."""
+    nvme, movement, index = state.nvme, state.movement, state.index
+    if nvme is None or movement.used_until >= state.tick:
+        return NO_BLOCKS
+    stamps = index.stamp[: index.rows.top]
+    pages = np.flatnonzero((stamps > movement.used_until) & nvme.every_page_on())
+    movement.used_until = state.tick
+    if len(pages) > pages_max:
+        movement.used_until = int(np.partition(stamps[pages], pages_max)[pages_max]) - 1
+        pages = pages[stamps[pages] <= movement.used_until]
+    rows = state.blocks.of_pages(index, pages.astype(np.uint32))
+    rows = rows[nvme.holds(rows)]
+    rows = rows[np.argsort(stamps[state.blocks.page.take(rows)], kind="stable")]
+    return state.blocks.cold.take(rows)
