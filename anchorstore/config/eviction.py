@@ -21,8 +21,9 @@ def policy_setting() -> Any:
         "lru",
         "Which pages go first, leaves before the pages that they continue: used least recently "
         "(lru), least often (lfu), once only (slru), of the lowest priority, come first (fifo), "
-        "cheapest to compute again for their bytes (flop-aware), at the end of short private "
-        "prefixes (segment-length), or sealed longer than `ttl` ago.",
+        "cheapest to compute again for their bytes (flop-aware; the last tier's is tuned by its "
+        "first requests), at the end of short private prefixes (segment-length), or sealed longer "
+        "than `ttl` ago.",
         "`python -m benchmarks.trace` compares them on a trace of your own.",
     )
 

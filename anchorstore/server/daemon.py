@@ -157,7 +157,7 @@ class Daemon:
         pause_seconds = self.config.deadlines.housekeeping_seconds
         evict_step = self.config.limits.evict_step_blocks
         self.supervisor.spawn("housekeeping", keep_house(self.service, pause_seconds, evict_step))
-        policy = self.service.core.config.policy
+        policy, _ = self.service.core.last_tier
         if isinstance(policy, FlopAware):
             tuning = tune_once(self.service.core, policy, pause_seconds)
             self.supervisor.watch("tuning", tuning).add_done_callback(self._note_tuned)

@@ -29,6 +29,7 @@ from anchorstore.server.core.tier import NvmeTier
 from anchorstore.server.core.types import U32, U64, Bools, Positions, column
 from anchorstore.server.core.work import DemoteWork
 
+LEFT = "pages_left_nvme_for_room"
 NO_BLOCKS: U32 = np.zeros(0, np.uint32)
 
 
@@ -71,10 +72,11 @@ def begin_demote(
     rows = _writable(state, movement.waiting.take(state.blocks, limit))
     placed = _take(state, nvme, rows, is_fresh=True)
     if not len(placed) and state.tick >= movement.quiet_until:
-        wanted = _writable(state, _next_victims(state, limit))
+        wanted, left = _writable(state, _next_victims(state, limit)), state.counters[LEFT]
         placed = _take(state, nvme, wanted, is_fresh=False)
         movement.is_refused = len(wanted) > 0 and not len(placed)
-        if movement.is_refused:
+        has_displaced = state.counters[LEFT] > left and not nvme.queues.is_by_use
+        if movement.is_refused or has_displaced:  # or pages displace one another without end
             movement.quiet_until = state.tick + limit
     stripes.limit(None)
     devices = stripes.devices_of(placed.segment_ids)

@@ -66,7 +66,7 @@ def evict(
 def count_evicted(state: State, tier: Tier, pages: int, left: Left) -> None:
     """Counts pages and blocks that a tier has given up for others."""
     counters, dram = state.counters, tier is state.dram
-    if dram and state.bootstrap is not None:
+    if tier is state.last and state.bootstrap is not None:
         state.bootstrap.evicted()
     suffix = "" if dram else f"_{tier.name}"
     counters[f"pages_evicted{suffix}"] += pages - left.pages_moved

@@ -81,11 +81,12 @@ class State(Story):
         more = columns_for(config.page_columns())
         self.index = PageIndex(secret, more + (PageIndex.COLD_COLUMNS if shape else ()))
         self.history = PageHistory(self.index)
-        self.bootstrap = Bootstrap() if isinstance(config.policy, FlopAware) else None
         self.blocks = Blocks(Blocks.COLD_COLUMNS if shape else ())
         self.dram = DramTier(self.index, self.blocks, config)
         self.nvme = NvmeTier(self.index, self.blocks, shape) if shape else None
         self.tiers: tuple[Tier, ...] = (self.dram, self.nvme) if self.nvme else (self.dram,)
+        self.last = self.tiers[-1]  # what leaves it is to be computed again
+        self.bootstrap = Bootstrap() if isinstance(self.last.queues.policy, FlopAware) else None
         self.registry = Registry(config, self.tiers)
         self.leases = Leases(config.read_ttl_seconds)
         self.reservations: Deadlines[int] = Deadlines(config.write_ttl_seconds)

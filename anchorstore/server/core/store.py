@@ -339,7 +339,7 @@ class Store:
         return evicting.evict_step(self._state, limit_blocks)
 
     def take_window(self) -> Window | None:
-        """The requests by which to tune a flop-aware dram tier (tuning.py): once, when there are
+        """The requests by which to tune a flop-aware last tier (tuning.py): once, when there are
         enough of them; else None."""
         bootstrap = self._state.bootstrap
         if bootstrap is None or not bootstrap.is_full:
@@ -348,8 +348,15 @@ class Store:
         return bootstrap.window()
 
     def follow(self, policy: Policy) -> None:
-        """Evicts from dram in this order from now on.  It reads the columns of the one before."""
-        self._state.dram.queues.follow(policy)
+        """Evicts from the last tier in this order from now on: of the same columns as before."""
+        self._state.last.queues.follow(policy)
+
+    @property
+    def last_tier(self) -> tuple[Policy, int]:
+        """Order and bytes of the tier that decides what is to be computed again: nvme where there
+        is one, since what leaves dram alone is only read again."""
+        last = self._state.last
+        return last.queues.policy, last.pool.segments * last.pool.segment_bytes
 
     def next_deadline(self) -> float | None:
         """When `expire` has work next."""
