@@ -86,6 +86,24 @@ def begin_demote(
     ]
 
 
+def take_used(state: State, pages_max: int) -> U32:
+    """Units of blocks in nvme on pages that were used since the last call, in the order of use; of
+    so many pages at most: of the rest next time."""
+    nvme, movement, index = state.nvme, state.movement, state.index
+    if nvme is None or movement.used_until >= state.tick:
+        return NO_BLOCKS
+    stamps = index.stamp[: index.rows.top]
+    pages = np.flatnonzero((stamps > movement.used_until) & nvme.every_page_on())
+    movement.used_until = state.tick
+    if len(pages) > pages_max:
+        movement.used_until = int(np.partition(stamps[pages], pages_max)[pages_max]) - 1
+        pages = pages[stamps[pages] <= movement.used_until]
+    rows = state.blocks.of_pages(index, pages.astype(np.uint32))
+    rows = rows[nvme.holds(rows)]
+    rows = rows[np.argsort(stamps[state.blocks.page.take(rows)], kind="stable")]
+    return state.blocks.cold.take(rows)
+
+
 def _writable(state: State, rows: U32) -> U32:
     """Those of these blocks in dram that are admitted and not being written already."""
     fits = state.admitted(rows)
@@ -307,21 +325,3 @@ def finish_demote(state: State, ticket_id: int, ok: Bools) -> Bools:
 
 def _set_cold(state: State, ticket: DemoteTicket, stands: Bools) -> None:
     state.blocks.cold[ticket.rows[stands]] = ticket.units[stands]
-
-
-def take_used(state: State, pages_max: int) -> U32:
-    """Units of blocks in nvme on pages that were used since the last call, in the order of use; of
-    so many pages at most: of the rest next time."""
-    nvme, movement, index = state.nvme, state.movement, state.index
-    if nvme is None or movement.used_until >= state.tick:
-        return NO_BLOCKS
-    stamps = index.stamp[: index.rows.top]
-    pages = np.flatnonzero((stamps > movement.used_until) & nvme.every_page_on())
-    movement.used_until = state.tick
-    if len(pages) > pages_max:
-        movement.used_until = int(np.partition(stamps[pages], pages_max)[pages_max]) - 1
-        pages = pages[stamps[pages] <= movement.used_until]
-    rows = state.blocks.of_pages(index, pages.astype(np.uint32))
-    rows = rows[nvme.holds(rows)]
-    rows = rows[np.argsort(stamps[state.blocks.page.take(rows)], kind="stable")]
-    return state.blocks.cold.take(rows)
