@@ -9,14 +9,19 @@
 Whole pages of a block move straight between pool and file; its last bytes share one or two scratch
 pages with the footer.  A run that fails is tried again block by block, so that one bad sector costs
 one block.
+
+What can be worked out for all blocks of a plan at once is, when the job is made; what is left for
+each block is a few steps of plain Python, since those decide how many small blocks a core moves.
 """
 
 from __future__ import annotations
 
 import collections
+import ctypes
+import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +36,7 @@ from anchorstore.tiers.nvme.format import (
     xxh3,
 )
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan, promise
+from anchorstore.tiers.nvme.seam import aligned
 
 MemoryOf = Callable[[int], npt.NDArray[np.uint8]]
 """All bytes of the memory that a plan's `segment_index` names."""
@@ -42,10 +48,16 @@ _FOOTER_NAMES = (
 RUN_BYTES_MAX = 1024 * 1024
 RUN_BLOCKS_MAX = 64
 TAIL_BYTES_MAX = 2 * UNIT_BYTES
-SCRATCH_BYTES = RUN_BLOCKS_MAX * TAIL_BYTES_MAX
+_ZEROS = memoryview(bytes(TAIL_BYTES_MAX))
 
 
-class Run(NamedTuple):
+def address_of(buffer: memoryview) -> int:
+    """Where writable memory lies."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Run:
     """Blocks `start` to `stop` - 1 of a job; they lie side by side in the file."""
 
     job: Job
@@ -53,14 +65,30 @@ class Run(NamedTuple):
     stop: int
     size: int  # bytes of the slots
 
+    def __len__(self) -> int:
+        return self.stop - self.start
 
-class Place(NamedTuple):
-    """One block's part of a run."""
 
-    whole: npt.NDArray[np.uint8]  # the pages that move straight
-    rest: npt.NDArray[np.uint8]  # the block's last bytes, below a page
-    tail: memoryview  # scratch: rest | zeros | footer
-    block: npt.NDArray[np.uint8]
+class Scratch:
+    """Room for the ends of the slots of one run.
+
+    ::
+
+        | .... tail 0 | tail 1, a long one | .... tail 2 |
+                                  tail:  rest of the block | zeros | footer
+
+    Every tail ends where its room ends, so that footer n always lies at the same place.
+    """
+
+    def __init__(self) -> None:
+        memory = aligned(RUN_BLOCKS_MAX * TAIL_BYTES_MAX)
+        start = address_of(memory)
+        ends = range(TAIL_BYTES_MAX, len(memory) + 1, TAIL_BYTES_MAX)
+        self.ends = [start + end for end in ends]  # addresses
+        self.footers = [memory[end - FOOTER_BYTES : end] for end in ends]
+        self.tails = {
+            size: [memory[end - size : end] for end in ends] for size in (UNIT_BYTES, TAIL_BYTES_MAX)
+        }
 
 
 class Job:
@@ -82,30 +110,34 @@ class Job:
         device_key: int,
     ) -> None:
         self.future: Future[Done] = promise()
-        self.status = np.zeros(len(plan), np.uint8)
+        self._codes = bytearray(len(plan))
+        self.status = np.frombuffer(self._codes, np.uint8)
         self.blocks_left = len(plan)
         self.deadline = 0.0
         self.error: Exception | None = None  # a broken invariant: the future's exception
         self._memory_of, self._device_key = memory_of, device_key
-        sizes = nvme_format.align_many(plan.block_bytes + np.uint64(FOOTER_BYTES))
+        self._memories: dict[int, tuple[memoryview, int]] = {}
+        sizes = plan.block_bytes.astype(np.int64)
+        slots = nvme_format.align_many(plan.block_bytes + np.uint64(FOOTER_BYTES)).astype(np.int64)
+        whole = sizes - sizes % UNIT_BYTES
         places = (plan.unit.astype(np.int64) - base_unit) * UNIT_BYTES + data_offset
         self._places: list[int] = places.tolist()
         self._segments: list[int] = plan.segment_index.tolist()
         self._offsets: list[int] = plan.offset.tolist()
-        self._bytes: list[int] = plan.block_bytes.tolist()
+        self._sizes: list[int] = sizes.tolist()
+        self._whole: list[int] = whole.tolist()
+        self._tails: list[int] = (slots - whole).tolist()
         self._footers = self._footers_of(plan)
-        self.runs = collections.deque(self._cut(places, sizes.astype(np.int64)))
+        self.runs = collections.deque(self._cut(places, slots))
 
-    def _footers_of(self, plan: WritePlan | ReadPlan) -> bytes:
-        """128 bytes a block: what its footer shows, as far as the plan says."""
+    def _footers_of(self, plan: WritePlan | ReadPlan) -> list[bytes]:
+        """What the footer of each block shows, as far as the plan says."""
         footers = np.zeros(len(plan), FOOTER)
         footers["device_key"] = self._device_key
         for name in _FOOTER_NAMES:
             footers[name] = getattr(plan, name, 0)
-        return nvme_format.sealed_footers(footers)
-
-    def _footer(self, index: int) -> bytes:
-        return self._footers[index * FOOTER_BYTES : (index + 1) * FOOTER_BYTES]
+        sealed = nvme_format.sealed_footers(footers)
+        return [sealed[at : at + FOOTER_BYTES] for at in range(0, len(sealed), FOOTER_BYTES)]
 
     def _cut(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[Run]:
         """Runs of neighbours, none above the limits but for a single block."""
@@ -123,55 +155,73 @@ class Job:
     def __len__(self) -> int:
         return len(self._places)
 
-    def single(self, index: int) -> Run:
-        """The run of one block alone."""
-        return Run(self, index, index + 1, nvme_format.slot_bytes_of(self._bytes[index]))
+    def singles(self, run: Run) -> list[Run]:
+        """A run of each of its blocks alone."""
+        sizes = zip(self._whole, self._tails, strict=True)
+        slots = [whole + tail for whole, tail in list(sizes)[run.start : run.stop]]
+        return [Run(self, at, at + 1, size) for at, size in enumerate(slots, run.start)]
 
     def offset_of(self, run: Run) -> int:
         """Where the run starts in the file."""
         return self._places[run.start]
 
-    def prepare(self, run: Run, places: list[Place]) -> list[Any]:
-        """The buffers of a run, in the file's order."""
-        buffers: list[Any] = []
-        for index, place in enumerate(places, run.start):
-            if len(place.whole):
-                buffers.append(place.whole)
-            buffers.append(place.tail)
-            self._before(index, place)
-        return buffers
+    def buffers(self, run: Run, scratch: Scratch) -> list[memoryview]:
+        """The memory of a run, in the file's order."""
+        found = []
+        for at, index in enumerate(range(run.start, run.stop)):
+            if self._whole[index]:
+                found.append(self._block(index)[: self._whole[index]])
+            found.append(scratch.tails[self._tails[index]][at])
+        return found
 
-    def complete(self, run: Run, places: list[Place]) -> None:
-        """The kernel has moved all bytes of the run."""
-        for index, place in enumerate(places, run.start):
-            self.status[index] = self._after(index, place)
+    def vectors(self, run: Run, scratch: Scratch, into: memoryview) -> int:
+        """The same as addresses and lengths u64[2 n] in `into`; the number of their pairs."""
+        used = 0
+        for at, index in enumerate(range(run.start, run.stop)):
+            whole, tail = self._whole[index], self._tails[index]
+            if whole:
+                into[used], into[used + 1] = self._address(index), whole
+                used += 2
+            into[used], into[used + 1] = scratch.ends[at] - tail, tail
+            used += 2
+        return used // 2
 
-    def tails(self, run: Run, places: list[Place]) -> Iterator[tuple[memoryview, int]]:
+    def tails(self, run: Run, scratch: Scratch) -> Iterator[tuple[memoryview, int]]:
         """The scratch of each slot's end, and where that lies in the file."""
-        for index, place in enumerate(places, run.start):
-            yield place.tail, self._places[index] + len(place.whole)
+        for at, index in enumerate(range(run.start, run.stop)):
+            yield scratch.tails[self._tails[index]][at], self._places[index] + self._whole[index]
 
-    def places_of(self, run: Run, scratch: memoryview) -> list[Place]:
-        """Where the parts of each block of a run go to or come from."""
-        places, used = [], 0
-        for index in range(run.start, run.stop):
-            size, offset = self._bytes[index], self._offsets[index]
-            memory = self._memory_of(self._segments[index])
-            whole = size - size % UNIT_BYTES
-            tail_bytes = nvme_format.slot_bytes_of(size) - whole
-            block = memory[offset : offset + size]
-            assert len(block) == size, f"a block of {size} bytes at {offset} exceeds its segment"
-            tail = scratch[used : used + tail_bytes]
-            places.append(Place(block[:whole], block[whole:], tail, block))
-            used += tail_bytes
-        return places
+    def fill(self, run: Run, scratch: Scratch) -> None:
+        """Makes the ends of slots that are to be written."""
 
-    def _before(self, index: int, place: Place) -> None:
-        """Fills what is to be written."""
-
-    def _after(self, index: int, place: Place) -> Status:
-        """Judges what was moved."""
+    def judge(self, run: Run, scratch: Scratch) -> None:
+        """The kernel has moved all bytes of the run: says how it went with each block."""
         raise NotImplementedError
+
+    def settle(self, run: Run, verdict: Status) -> None:
+        """Says the same of all blocks of a run."""
+        self._codes[run.start : run.stop] = bytes((verdict,)) * len(run)
+
+    def _memory(self, segment: int) -> tuple[memoryview, int]:
+        """A segment's bytes, and where they lie."""
+        found = self._memories.get(segment)
+        if found is None:
+            memory = memoryview(self._memory_of(segment))
+            found = self._memories[segment] = memory, address_of(memory)
+        return found
+
+    def _address(self, index: int) -> int:
+        memory, address = self._memory(self._segments[index])
+        offset = self._offsets[index]
+        assert offset + self._sizes[index] <= len(memory), f"block {index} exceeds its segment"
+        return address + offset
+
+    def _block(self, index: int) -> memoryview:
+        memory, _ = self._memory(self._segments[index])
+        start, size = self._offsets[index], self._sizes[index]
+        block = memory[start : start + size]
+        assert len(block) == size, f"block {index} exceeds its segment"
+        return block
 
 
 class WriteJob(Job):
@@ -179,14 +229,17 @@ class WriteJob(Job):
 
     is_write = True
 
-    def _before(self, index: int, place: Place) -> None:
-        tail, size = place.tail, len(place.rest)
-        tail[:size] = place.rest.data
-        tail[size:-FOOTER_BYTES] = bytes(len(tail) - size - FOOTER_BYTES)
-        tail[-FOOTER_BYTES:] = self._footer(index)
+    def fill(self, run: Run, scratch: Scratch) -> None:
+        for at, index in enumerate(range(run.start, run.stop)):
+            tail = scratch.tails[self._tails[index]][at]
+            rest = self._sizes[index] - self._whole[index]
+            if rest:
+                tail[:rest] = self._block(index)[-rest:]
+            tail[rest:-FOOTER_BYTES] = _ZEROS[: len(tail) - FOOTER_BYTES - rest]
+            scratch.footers[at][:] = self._footers[index]
 
-    def _after(self, index: int, place: Place) -> Status:
-        return Status.OK
+    def judge(self, run: Run, scratch: Scratch) -> None:
+        self.settle(run, Status.OK)
 
 
 class ReadJob(Job):
@@ -196,13 +249,24 @@ class ReadJob(Job):
         super().__init__(plan, *where)
         self._checksums: list[int] = plan.checksum.tolist()
 
-    def judge_footers(self, run: Run, places: list[Place]) -> None:
-        """The ends of the slots are there: what they say, whatever lies before them."""
-        for index, place in enumerate(places, run.start):
-            self.status[index] = self._footer_verdict(index, place)
+    def judge(self, run: Run, scratch: Scratch) -> None:
+        self.judge_footers(run, scratch)
+        for at, index in enumerate(range(run.start, run.stop)):
+            if self._codes[index] != Status.OK:
+                continue
+            block = self._block(index)
+            rest = len(block) - self._whole[index]
+            if rest:
+                block[-rest:] = scratch.tails[self._tails[index]][at][:rest]
+            if xxh3(block) != self._checksums[index]:
+                self._codes[index] = Status.TORN
 
-    def _footer_verdict(self, index: int, place: Place) -> Status:
-        found, wanted = bytes(place.tail[-FOOTER_BYTES:]), self._footer(index)
+    def judge_footers(self, run: Run, scratch: Scratch) -> None:
+        """The ends of the slots are there: what they say, whatever lies before them."""
+        for at, index in enumerate(range(run.start, run.stop)):
+            self._codes[index] = self._verdict(bytes(scratch.footers[at]), self._footers[index])
+
+    def _verdict(self, found: bytes, wanted: bytes) -> Status:
         if not nvme_format.is_footer(found, self._device_key):
             return Status.FOREIGN
         is_it = (
@@ -210,11 +274,3 @@ class ReadJob(Job):
             and found[FOOTER_GENERATION] == wanted[FOOTER_GENERATION]
         )
         return Status.OK if is_it else Status.OTHER
-
-    def _after(self, index: int, place: Place) -> Status:
-        verdict = self._footer_verdict(index, place)
-        if verdict != Status.OK:
-            return verdict
-        if len(place.rest):
-            place.rest[:] = np.frombuffer(place.tail[: len(place.rest)], np.uint8)
-        return Status.OK if xxh3(place.block) == self._checksums[index] else Status.TORN
