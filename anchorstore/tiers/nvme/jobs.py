@@ -10,8 +10,9 @@ Whole pages of a block move straight between pool and file; its last bytes share
 pages with the footer.  A run that fails is tried again block by block, so that one bad sector costs
 one block.
 
-What can be worked out for all blocks of a plan at once is, when the job is made; what is left for
-each block is a few steps of plain Python, since those decide how many small blocks a core moves.
+How many small blocks a core moves is decided by the Python that runs for each of them, between two
+calls, with cold caches.  Hence a plan is opened once, for all its blocks and in the engine's
+thread; what is left for a block is a few plain steps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,7 @@ RUN_BYTES_MAX = 1024 * 1024
 RUN_BLOCKS_MAX = 64
 TAIL_BYTES_MAX = 2 * UNIT_BYTES
 _ZEROS = memoryview(bytes(TAIL_BYTES_MAX))
+_OK = Status.OK
 
 
 def address_of(buffer: memoryview) -> int:
@@ -87,8 +89,21 @@ class Scratch:
         self.ends = [start + end for end in ends]  # addresses
         self.footers = [memory[end - FOOTER_BYTES : end] for end in ends]
         self.tails = {
-            size: [memory[end - size : end] for end in ends] for size in (UNIT_BYTES, TAIL_BYTES_MAX)
+            size: [memory[end - size : end] for end in ends]
+            for size in (UNIT_BYTES, TAIL_BYTES_MAX)
         }
+
+
+class Block(NamedTuple):
+    """One block of a plan."""
+
+    place: int  # its slot in the file
+    memory: memoryview  # its bytes
+    address: int  # where they lie
+    whole: int  # bytes of it that move straight: whole pages
+    tail: int  # bytes of the slot's end
+    footer: bytes  # what the slot's footer shows, as far as the plan says
+    checksum: int
 
 
 class Job:
@@ -115,72 +130,84 @@ class Job:
         self.blocks_left = len(plan)
         self.deadline = 0.0
         self.error: Exception | None = None  # a broken invariant: the future's exception
-        self._memory_of, self._device_key = memory_of, device_key
-        self._memories: dict[int, tuple[memoryview, int]] = {}
-        sizes = plan.block_bytes.astype(np.int64)
+        self._plan, self._memory_of, self._device_key = plan, memory_of, device_key
         slots = nvme_format.align_many(plan.block_bytes + np.uint64(FOOTER_BYTES)).astype(np.int64)
-        whole = sizes - sizes % UNIT_BYTES
         places = (plan.unit.astype(np.int64) - base_unit) * UNIT_BYTES + data_offset
         self._places: list[int] = places.tolist()
-        self._segments: list[int] = plan.segment_index.tolist()
-        self._offsets: list[int] = plan.offset.tolist()
-        self._sizes: list[int] = sizes.tolist()
-        self._whole: list[int] = whole.tolist()
-        self._tails: list[int] = (slots - whole).tolist()
-        self._footers = self._footers_of(plan)
+        self._slots: list[int] = slots.tolist()
+        self._opened: list[Block] = []
         self.runs = collections.deque(self._cut(places, slots))
 
-    def _footers_of(self, plan: WritePlan | ReadPlan) -> list[bytes]:
-        """What the footer of each block shows, as far as the plan says."""
-        footers = np.zeros(len(plan), FOOTER)
-        footers["device_key"] = self._device_key
-        for name in _FOOTER_NAMES:
-            footers[name] = getattr(plan, name, 0)
-        sealed = nvme_format.sealed_footers(footers)
-        return [sealed[at : at + FOOTER_BYTES] for at in range(0, len(sealed), FOOTER_BYTES)]
-
-    def _cut(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[Run]:
+    def _cut(self, places: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> list[Run]:
         """Runs of neighbours, none above the limits but for a single block."""
         runs: list[Run] = []
-        joined = (places[1:] == places[:-1] + sizes[:-1]).tolist()
+        joined = (places[1:] == places[:-1] + slots[:-1]).tolist()
         start, total = 0, 0
-        for at, size in enumerate(sizes.tolist()):
+        for at, size in enumerate(self._slots):
             is_full = total + size > RUN_BYTES_MAX or at - start >= RUN_BLOCKS_MAX
             if at and (is_full or not joined[at - 1]):
                 runs.append(Run(self, start, at, total))
                 start, total = at, 0
             total += size
-        return [*runs, Run(self, start, len(sizes), total)]
+        return [*runs, Run(self, start, len(slots), total)]
 
     def __len__(self) -> int:
         return len(self._places)
 
     def singles(self, run: Run) -> list[Run]:
         """A run of each of its blocks alone."""
-        sizes = zip(self._whole, self._tails, strict=True)
-        slots = [whole + tail for whole, tail in list(sizes)[run.start : run.stop]]
-        return [Run(self, at, at + 1, size) for at, size in enumerate(slots, run.start)]
+        return [Run(self, at, at + 1, self._slots[at]) for at in range(run.start, run.stop)]
 
     def offset_of(self, run: Run) -> int:
         """Where the run starts in the file."""
         return self._places[run.start]
 
+    def blocks(self, run: Run) -> list[Block]:
+        """The blocks of a run."""
+        if not self._opened:
+            self._opened = self._open()  # two threads may both do it: the same comes out
+        return self._opened[run.start : run.stop]
+
+    def _open(self) -> list[Block]:
+        plan, found = self._plan, []
+        segments = plan.segment_index.tolist()
+        memories = {at: memoryview(self._memory_of(at)) for at in set(segments)}
+        addresses = {at: address_of(memory) for at, memory in memories.items()}
+        for place, slot, segment, offset, size, footer, checksum in zip(
+            *(self._places, self._slots, segments, plan.offset.tolist()),
+            *(plan.block_bytes.tolist(), self._footers(), plan.checksum.tolist()),
+            strict=True,
+        ):
+            memory = memories[segment][offset : offset + size]
+            assert len(memory) == size, f"a block of {size} bytes at {offset} exceeds its segment"
+            whole = size - size % UNIT_BYTES
+            address = addresses[segment] + offset
+            found.append(Block(place, memory, address, whole, slot - whole, footer, checksum))
+        return found
+
+    def _footers(self) -> list[bytes]:
+        footers = np.zeros(len(self), FOOTER)
+        footers["device_key"] = self._device_key
+        for name in _FOOTER_NAMES:
+            footers[name] = getattr(self._plan, name, 0)
+        sealed = nvme_format.sealed_footers(footers)
+        return [sealed[at : at + FOOTER_BYTES] for at in range(0, len(sealed), FOOTER_BYTES)]
+
     def buffers(self, run: Run, scratch: Scratch) -> list[memoryview]:
         """The memory of a run, in the file's order."""
         found = []
-        for at, index in enumerate(range(run.start, run.stop)):
-            if self._whole[index]:
-                found.append(self._block(index)[: self._whole[index]])
-            found.append(scratch.tails[self._tails[index]][at])
+        for at, block in enumerate(self.blocks(run)):
+            if block.whole:
+                found.append(block.memory[: block.whole])
+            found.append(scratch.tails[block.tail][at])
         return found
 
     def vectors(self, run: Run, scratch: Scratch, into: memoryview) -> int:
         """The same as addresses and lengths u64[2 n] in `into`; the number of their pairs."""
         used = 0
-        for at, index in enumerate(range(run.start, run.stop)):
-            whole, tail = self._whole[index], self._tails[index]
+        for at, (_, _, address, whole, tail, _, _) in enumerate(self.blocks(run)):
             if whole:
-                into[used], into[used + 1] = self._address(index), whole
+                into[used], into[used + 1] = address, whole
                 used += 2
             into[used], into[used + 1] = scratch.ends[at] - tail, tail
             used += 2
@@ -188,8 +215,8 @@ class Job:
 
     def tails(self, run: Run, scratch: Scratch) -> Iterator[tuple[memoryview, int]]:
         """The scratch of each slot's end, and where that lies in the file."""
-        for at, index in enumerate(range(run.start, run.stop)):
-            yield scratch.tails[self._tails[index]][at], self._places[index] + self._whole[index]
+        for at, block in enumerate(self.blocks(run)):
+            yield scratch.tails[block.tail][at], block.place + block.whole
 
     def fill(self, run: Run, scratch: Scratch) -> None:
         """Makes the ends of slots that are to be written."""
@@ -202,27 +229,6 @@ class Job:
         """Says the same of all blocks of a run."""
         self._codes[run.start : run.stop] = bytes((verdict,)) * len(run)
 
-    def _memory(self, segment: int) -> tuple[memoryview, int]:
-        """A segment's bytes, and where they lie."""
-        found = self._memories.get(segment)
-        if found is None:
-            memory = memoryview(self._memory_of(segment))
-            found = self._memories[segment] = memory, address_of(memory)
-        return found
-
-    def _address(self, index: int) -> int:
-        memory, address = self._memory(self._segments[index])
-        offset = self._offsets[index]
-        assert offset + self._sizes[index] <= len(memory), f"block {index} exceeds its segment"
-        return address + offset
-
-    def _block(self, index: int) -> memoryview:
-        memory, _ = self._memory(self._segments[index])
-        start, size = self._offsets[index], self._sizes[index]
-        block = memory[start : start + size]
-        assert len(block) == size, f"block {index} exceeds its segment"
-        return block
-
 
 class WriteJob(Job):
     """Blocks on their way to the device."""
@@ -230,13 +236,12 @@ class WriteJob(Job):
     is_write = True
 
     def fill(self, run: Run, scratch: Scratch) -> None:
-        for at, index in enumerate(range(run.start, run.stop)):
-            tail = scratch.tails[self._tails[index]][at]
-            rest = self._sizes[index] - self._whole[index]
+        for at, (_, memory, _, whole, size, footer, _) in enumerate(self.blocks(run)):
+            tail, rest = scratch.tails[size][at], len(memory) - whole
             if rest:
-                tail[:rest] = self._block(index)[-rest:]
-            tail[rest:-FOOTER_BYTES] = _ZEROS[: len(tail) - FOOTER_BYTES - rest]
-            scratch.footers[at][:] = self._footers[index]
+                tail[:rest] = memory[whole:]
+            tail[rest:-FOOTER_BYTES] = _ZEROS[rest : size - FOOTER_BYTES]
+            scratch.footers[at][:] = footer
 
     def judge(self, run: Run, scratch: Scratch) -> None:
         self.settle(run, Status.OK)
@@ -245,26 +250,21 @@ class WriteJob(Job):
 class ReadJob(Job):
     """Blocks on their way to memory."""
 
-    def __init__(self, plan: ReadPlan, *where: Any) -> None:
-        super().__init__(plan, *where)
-        self._checksums: list[int] = plan.checksum.tolist()
-
     def judge(self, run: Run, scratch: Scratch) -> None:
-        self.judge_footers(run, scratch)
-        for at, index in enumerate(range(run.start, run.stop)):
-            if self._codes[index] != Status.OK:
-                continue
-            block = self._block(index)
-            rest = len(block) - self._whole[index]
-            if rest:
-                block[-rest:] = scratch.tails[self._tails[index]][at][:rest]
-            if xxh3(block) != self._checksums[index]:
-                self._codes[index] = Status.TORN
+        for at, (_, memory, _, whole, tail, footer, checksum) in enumerate(self.blocks(run)):
+            verdict = self._verdict(bytes(scratch.footers[at]), footer)
+            if verdict == _OK:
+                if whole < len(memory):
+                    memory[whole:] = scratch.tails[tail][at][: len(memory) - whole]
+                if xxh3(memory) != checksum:
+                    verdict = Status.TORN
+            self._codes[run.start + at] = verdict
 
     def judge_footers(self, run: Run, scratch: Scratch) -> None:
         """The ends of the slots are there: what they say, whatever lies before them."""
-        for at, index in enumerate(range(run.start, run.stop)):
-            self._codes[index] = self._verdict(bytes(scratch.footers[at]), self._footers[index])
+        for at, block in enumerate(self.blocks(run)):
+            verdict = self._verdict(bytes(scratch.footers[at]), block.footer)
+            self._codes[run.start + at] = verdict
 
     def _verdict(self, found: bytes, wanted: bytes) -> Status:
         if not nvme_format.is_footer(found, self._device_key):
@@ -273,4 +273,4 @@ class ReadJob(Job):
             found[FOOTER_BLOCK] == wanted[FOOTER_BLOCK]
             and found[FOOTER_GENERATION] == wanted[FOOTER_GENERATION]
         )
-        return Status.OK if is_it else Status.OTHER
+        return _OK if is_it else Status.OTHER

@@ -14,10 +14,10 @@ wakes the thread by an eventfd that the ring reads.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import errno
 import os
 import threading
+from collections.abc import Iterator
 
 from anchorstore.tiers.nvme.engines import Landed, conclude, guarded
 from anchorstore.tiers.nvme.health import Health
@@ -41,6 +41,7 @@ class _Lane:
         self.vectors, self.address = memory.cast("Q"), address_of(memory)
         self.run: Run | None = None
         self.first, self.stop = 0, 0  # the vectors that are still to be moved
+        self.left = 0  # their bytes
         self.offset = 0
 
     def begin(self, run: Run) -> None:
@@ -48,21 +49,19 @@ class _Lane:
         job = run.job
         job.fill(run, self.scratch)
         self.first, self.stop = 0, job.vectors(run, self.scratch, self.vectors)
-        self.offset = job.offset_of(run)
+        self.offset, self.left = job.offset_of(run), run.size
         self.run = run
 
-    def advance(self, count: int) -> bool:
-        """So many bytes were moved; whether that is all."""
+    def advance(self, count: int) -> None:
+        """So many bytes were moved, which are not all."""
         self.offset += count
+        self.left -= count
         vectors = self.vectors
-        while self.first < self.stop and count >= vectors[2 * self.first + 1]:
+        while count >= vectors[2 * self.first + 1]:
             count -= vectors[2 * self.first + 1]
             self.first += 1
-        if self.first == self.stop:
-            return True
         vectors[2 * self.first] += count
         vectors[2 * self.first + 1] -= count
-        return False
 
 
 class RingEngine:
@@ -101,15 +100,20 @@ class RingEngine:
                 self._reap()
 
     def _reap(self) -> None:
-        """Other runs take the place of those that have landed; then these are judged."""
-        landed = self._landed()
-        if not landed:
-            return
-        self._scheduler.landed([item.run for _, item in landed])
-        self._begin(self._scheduler.take(len(self._free), wait=False))
-        self._ring.enter(0)
-        conclude(self._scheduler, self._health, [item for _, item in landed])
-        self._free.extend(lane for lane, _ in landed)
+        """Others take the place of the runs that have landed, one by one; then these are judged.
+
+        Devices tend to answer many calls at a time: each other run is handed over at once, since
+        until the first of them comes the device is idle.
+        """
+        landed = []
+        for lane, item in self._landed():
+            landed.append((lane, item))
+            room = len(self._free)
+            self._begin(self._scheduler.take(room, wait=False, landed=[item.run]))
+            self._ring.enter(0)
+        if landed:
+            conclude(self._scheduler, self._health, [item for _, item in landed])
+            self._free.extend(lane for lane, _ in landed)
 
     def _listen(self) -> None:
         address = ctypes.addressof(self._wake_word)
@@ -133,25 +137,23 @@ class RingEngine:
         address, count = lane.address + lane.first * _VECTOR_BYTES, lane.stop - lane.first
         self._ring.push(operation, self._descriptor, address, count, lane.offset, lane.tag)
 
-    def _landed(self) -> list[tuple[_Lane, Landed]]:
+    def _landed(self) -> Iterator[tuple[_Lane, Landed]]:
         """The runs that have come to an end at the kernel."""
-        landed = []
         for tag, result in self._ring.completions():
             if tag == _WAKE_TAG:
                 self._listen()
                 continue
             lane = self._lanes[tag]
-            run, lane.run = lane.run, None
+            run, code = lane.run, 0
             assert run is not None
-            code = -result if result < 0 else 0
-            if result >= 0 and not lane.advance(result):
-                if result:  # fewer bytes than were asked for
-                    lane.run = run
-                    self._push(lane, run)
-                    continue
-                code = errno.ENOSPC if run.job.is_write else errno.EIO  # the file ends here
-            landed.append((lane, Landed(run, lane.scratch, code)))
-        return landed
+            if 0 < result < lane.left:
+                lane.advance(result)
+                self._push(lane, run)
+                continue
+            if result != lane.left:  # an error, or the end of the file
+                code = -result or (errno.ENOSPC if run.job.is_write else errno.EIO)
+            lane.run = None
+            yield lane, Landed(run, lane.scratch, code)
 
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""

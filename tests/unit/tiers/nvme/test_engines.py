@@ -201,7 +201,7 @@ def test_scheduler_takes_reads_first_and_plans_in_turn() -> None:
 def test_scheduler_lets_writes_hold_half_of_the_depth() -> None:
     subject, _ = scheduler(depth=4)
     subject.submit(job_of([0, 2, 4], is_write=True))
-    first, second = subject.take(4, wait=False)
+    first, _ = subject.take(4, wait=False)
     assert not subject.take(1, wait=False)
     subject.ended([first])
     assert subject.take(1, wait=False)
@@ -213,8 +213,7 @@ def test_scheduler_gives_the_place_of_a_landed_run_to_another_once() -> None:
     subject.submit(job)
     [first] = subject.take(4, wait=False)
     assert not subject.take(1, wait=False)
-    subject.landed([first])
-    [second] = subject.take(4, wait=False)
+    [second] = subject.take(4, wait=False, landed=[first])
     subject.ended([first])
     assert not subject.take(1, wait=False), "the second is out"
     subject.ended([second])
