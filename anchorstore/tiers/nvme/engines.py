@@ -89,7 +89,7 @@ def move(file: FileSeam, run: Run, scratch: Scratch) -> int:
     """Moves all bytes of a run; 0, or the error number that ended it."""
     job = run.job
     job.fill(run, scratch)
-    buffers, offset = job.buffers(run, scratch), job.offset_of(run)
+    buffers, offset = job.buffers(run, scratch), run.offset
     call = file.pwritev if job.is_write else file.preadv
     try:
         while buffers:

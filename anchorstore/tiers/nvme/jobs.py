@@ -65,6 +65,7 @@ class Run:
     job: Job
     start: int
     stop: int
+    offset: int  # where its first slot lies in the file
     size: int  # bytes of the slots
 
     def __len__(self) -> int:
@@ -146,21 +147,20 @@ class Job:
         for at, size in enumerate(self._slots):
             is_full = total + size > RUN_BYTES_MAX or at - start >= RUN_BLOCKS_MAX
             if at and (is_full or not joined[at - 1]):
-                runs.append(Run(self, start, at, total))
+                runs.append(Run(self, start, at, self._places[start], total))
                 start, total = at, 0
             total += size
-        return [*runs, Run(self, start, len(slots), total)]
+        return [*runs, Run(self, start, len(slots), self._places[start], total)]
 
     def __len__(self) -> int:
         return len(self._places)
 
     def singles(self, run: Run) -> list[Run]:
         """A run of each of its blocks alone."""
-        return [Run(self, at, at + 1, self._slots[at]) for at in range(run.start, run.stop)]
-
-    def offset_of(self, run: Run) -> int:
-        """Where the run starts in the file."""
-        return self._places[run.start]
+        return [
+            Run(self, at, at + 1, self._places[at], self._slots[at])
+            for at in range(run.start, run.stop)
+        ]
 
     def blocks(self, run: Run) -> list[Block]:
         """The blocks of a run."""

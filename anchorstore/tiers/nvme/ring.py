@@ -25,6 +25,8 @@ _GETEVENTS = 1
 _OFF_SQ, _OFF_CQ, _OFF_SQES = 0, 0x8000000, 0x10000000
 _FEATURES_WANTED = 1  # IORING_FEAT_SINGLE_MMAP, Linux 5.4
 _PARAMS_BYTES = 120
+_FLAGS, _FLAGS_AT = struct.Struct("<I"), 8
+_COOP_TASKRUN = 1 << 8  # answers wait for our next call and never interrupt us
 _SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, flags
 _CQE = struct.Struct("<Qii")
 READV, WRITEV, READ = 1, 2, 22
@@ -53,7 +55,12 @@ class Ring:
         )
         setup.restype = self._enter.restype = ctypes.c_long
         params = ctypes.create_string_buffer(_PARAMS_BYTES)
-        self._descriptor = _check(setup(_SETUP, entries, params))
+        _FLAGS.pack_into(params, _FLAGS_AT, _COOP_TASKRUN)
+        self._descriptor = setup(_SETUP, entries, params)
+        if self._descriptor < 0 and ctypes.get_errno() == errno.EINVAL:  # before Linux 5.19
+            _FLAGS.pack_into(params, _FLAGS_AT, 0)
+            self._descriptor = setup(_SETUP, entries, params)
+        _check(self._descriptor)
         sq_entries, cq_entries, _, _, _, features = struct.unpack_from("<6I", params)
         if not features & _FEATURES_WANTED:
             os.close(self._descriptor)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class _Lane:
         self.run: Run | None = None
         self.first, self.stop = 0, 0  # the vectors that are still to be moved
         self.left = 0  # their bytes
+        self.code = 0  # the kernel's answer, an error number
         self.offset = 0
 
     def begin(self, run: Run) -> None:
@@ -49,7 +51,7 @@ class _Lane:
         job = run.job
         job.fill(run, self.scratch)
         self.first, self.stop = 0, job.vectors(run, self.scratch, self.vectors)
-        self.offset, self.left = job.offset_of(run), run.size
+        self.offset, self.left = run.offset, run.size
         self.run = run
 
     def advance(self, count: int) -> None:
@@ -100,20 +102,22 @@ class RingEngine:
                 self._reap()
 
     def _reap(self) -> None:
-        """Others take the place of the runs that have landed, one by one; then these are judged.
+        """Others take the place of the runs that have landed; then these are judged.
 
-        Devices tend to answer many calls at a time: each other run is handed over at once, since
-        until the first of them comes the device is idle.
+        Devices tend to answer many calls at a time, and are then idle until the next one comes:
+        the first is handed over before anything else is done.
         """
-        landed = []
-        for lane, item in self._landed():
-            landed.append((lane, item))
-            room = len(self._free)
-            self._begin(self._scheduler.take(room, wait=False, landed=[item.run]))
-            self._ring.enter(0)
+        landing, landed = self._landed(), []
+        for lanes in (list(itertools.islice(landing, 1)), list(landing)):
+            if lanes:
+                runs = [lane.run for lane in lanes if lane.run]
+                self._begin(self._scheduler.take(len(self._free), wait=False, landed=runs))
+                self._ring.enter(0)
+                landed += lanes
         if landed:
-            conclude(self._scheduler, self._health, [item for _, item in landed])
-            self._free.extend(lane for lane, _ in landed)
+            answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
+            conclude(self._scheduler, self._health, answers)
+            self._free += landed
 
     def _listen(self) -> None:
         address = ctypes.addressof(self._wake_word)
@@ -137,23 +141,22 @@ class RingEngine:
         address, count = lane.address + lane.first * _VECTOR_BYTES, lane.stop - lane.first
         self._ring.push(operation, self._descriptor, address, count, lane.offset, lane.tag)
 
-    def _landed(self) -> Iterator[tuple[_Lane, Landed]]:
-        """The runs that have come to an end at the kernel."""
+    def _landed(self) -> Iterator[_Lane]:
+        """Those whose runs have come to an end at the kernel."""
         for tag, result in self._ring.completions():
             if tag == _WAKE_TAG:
                 self._listen()
                 continue
             lane = self._lanes[tag]
-            run, code = lane.run, 0
-            assert run is not None
+            assert lane.run is not None
             if 0 < result < lane.left:
                 lane.advance(result)
-                self._push(lane, run)
+                self._push(lane, lane.run)
                 continue
+            lane.code = 0
             if result != lane.left:  # an error, or the end of the file
-                code = -result or (errno.ENOSPC if run.job.is_write else errno.EIO)
-            lane.run = None
-            yield lane, Landed(run, lane.scratch, code)
+                lane.code = -result or (errno.ENOSPC if lane.run.job.is_write else errno.EIO)
+            yield lane
 
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""
