@@ -190,8 +190,10 @@ class Job:
         footers["device_key"] = self._device_key
         for name in _FOOTER_NAMES:
             footers[name] = getattr(self._plan, name, 0)
-        sealed = nvme_format.sealed_footers(footers)
-        return [sealed[at : at + FOOTER_BYTES] for at in range(0, len(sealed), FOOTER_BYTES)]
+        if self.is_write:
+            nvme_format.seal_footers(footers)
+        data = footers.tobytes()
+        return [data[at : at + FOOTER_BYTES] for at in range(0, len(data), FOOTER_BYTES)]
 
     def buffers(self, run: Run, scratch: Scratch) -> list[memoryview]:
         """The memory of a run, in the file's order."""

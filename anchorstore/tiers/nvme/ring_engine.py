@@ -32,7 +32,7 @@ _VECTOR_BYTES = 16
 _WAKE_TAG = 2**32
 
 
-class _Lane:
+class Lane:
     """Room for one run at the kernel."""
 
     def __init__(self, tag: int) -> None:
@@ -76,7 +76,7 @@ class RingEngine:
         self._scheduler, self._health = scheduler, health
         count = depth + max(1, depth // 2)  # reads and writes have their own bounds
         self._ring = Ring(2 * count + 1)
-        self._lanes = [_Lane(tag) for tag in range(2 * count)]
+        self._lanes = [Lane(tag) for tag in range(2 * count)]
         self._free = list(self._lanes)
         self._wake_word = ctypes.c_uint64()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -136,12 +136,12 @@ class RingEngine:
                 continue
             self._push(lane, run)
 
-    def _push(self, lane: _Lane, run: Run) -> None:
+    def _push(self, lane: Lane, run: Run) -> None:
         operation = WRITEV if run.job.is_write else READV
         address, count = lane.address + lane.first * _VECTOR_BYTES, lane.stop - lane.first
         self._ring.push(operation, self._descriptor, address, count, lane.offset, lane.tag)
 
-    def _landed(self) -> Iterator[_Lane]:
+    def _landed(self) -> Iterator[Lane]:
         """Those whose runs have come to an end at the kernel."""
         for tag, result in self._ring.completions():
             if tag == _WAKE_TAG:

@@ -18,9 +18,16 @@ from anchorstore.tiers.nvme.device import ENGINES, Options
 from anchorstore.tiers.nvme.engines import Engine, advanced, guarded
 from anchorstore.tiers.nvme.format import UNIT_BYTES
 from anchorstore.tiers.nvme.health import Health, State
-from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, RUN_BYTES_MAX, Job, ReadJob
+from anchorstore.tiers.nvme.jobs import (
+    RUN_BLOCKS_MAX,
+    RUN_BYTES_MAX,
+    Job,
+    ReadJob,
+    address_of,
+)
 from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
 from anchorstore.tiers.nvme.ring import Ring
+from anchorstore.tiers.nvme.ring_engine import Lane
 from anchorstore.tiers.nvme.scheduler import Bucket, Limits, Scheduler
 from anchorstore.tiers.nvme.seam import FILE_NAME
 from tests.unit.tiers.nvme.bench import Blocks, Memory, open_device, statuses, write
@@ -140,11 +147,27 @@ def test_engine_thread_that_breaks_ends_the_device_in_the_open() -> None:
 
 
 def test_advanced_drops_what_was_moved() -> None:
-    buffers = [b"abcd", b"ef", b"ghi"]
+    buffers = [memoryview(part) for part in (b"abcd", b"ef", b"ghi")]
     assert advanced(buffers, 0) == buffers
     assert advanced(buffers, 4) == [b"ef", b"ghi"]
     assert advanced(buffers, 5) == [b"f", b"ghi"]
     assert advanced(buffers, 9) == []
+
+
+def test_ring_lane_after_a_short_call_goes_on_where_the_threads_would() -> None:
+    job = job_of([0, 4, 8, 12], block_bytes=2 * 4096 + 4000)  # two pages, and two of tail
+    [run] = job.runs
+    lane = Lane(0)
+    lane.begin(run)
+    buffers = job.buffers(run, lane.scratch)
+    for moved in (1, 4096, 8192, 8193, 16384, 3 * 16384 + 8191, run.size - 1):
+        lane.begin(run)
+        lane.advance(moved // 2)
+        lane.advance(moved - moved // 2)
+        left = lane.vectors[2 * lane.first : 2 * lane.stop].tolist()
+        wanted = [(address_of(part), len(part)) for part in advanced(buffers, moved)]
+        assert list(zip(left[::2], left[1::2], strict=True)) == wanted
+        assert (lane.offset, lane.left) == (run.offset + moved, run.size - moved)
 
 
 # -- the scheduler alone
