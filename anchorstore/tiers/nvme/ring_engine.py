@@ -30,6 +30,7 @@ from anchorstore.tiers.nvme.seam import FileSeam
 _VECTORS_MAX = 2 * RUN_BLOCKS_MAX  # whole pages and tail
 _VECTOR_BYTES = 16
 _WAKE_TAG = 2**32
+_HOLDING = ctypes.PyDLL(None)  # libc, called without letting go of the interpreter
 
 
 class Lane:
@@ -80,11 +81,16 @@ class RingEngine:
         self._free = list(self._lanes)
         self._wake_word = ctypes.c_uint64()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        scheduler.on_work = lambda: os.eventfd_write(self._wake, 1)
+        scheduler.on_work = self._awake
         self._thread = threading.Thread(
             target=guarded, args=(self._work, scheduler, health), name="nvme-ring", daemon=True
         )
         self._thread.start()
+
+    def _awake(self) -> None:
+        """By whoever submits, the event loop perhaps: it keeps the interpreter to itself, and does
+        not stand behind this engine's thread to have it back."""
+        _HOLDING.eventfd_write(self._wake, ctypes.c_uint64(1))
 
     @property
     def _out(self) -> int:
