@@ -123,6 +123,8 @@ class RingEngine:
         if landed:
             answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
             conclude(self._scheduler, self._health, answers)
+            for lane in landed:
+                lane.run = None  # and with it the plan's memory
             self._free += landed
 
     def _listen(self) -> None:
