@@ -209,6 +209,7 @@ GAUGES_AMONG_COUNTERS: Mapping[str, str] = {
     "demotes_in_flight": "Batches being written to nvme.",
     "promotes_in_flight": "Batches being read from nvme.",
     "lookups_waiting": "Lookups that wait for blocks from nvme.",
+    "nvme_reads_waiting": "Blocks whose namespaces wait for their turn at a device.",
     "leased_blocks": "Blocks under read leases, counted once a need that names them.",
 }
 """Values in a status's counters that rise and fall."""

@@ -15,6 +15,7 @@ nothing but its place among limits.waiting_lookups.
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -61,6 +62,7 @@ class _Waiting:
     """A lookup whose blocks are on their way."""
 
     question: Question
+    namespace_id: int
     answer: asyncio.Future[pb.LookupResponse]
     until: float
     timer: asyncio.TimerHandle | None = None
@@ -76,10 +78,8 @@ class Lookups:
     Args:
         promotions: None where dram is all there is.
         wait_seconds_max: longest that a lookup waits, whatever its caller asks.
-        waiting_max: lookups that wait at once; further ones are answered by dram alone.
-
-    Attributes:
-        waiting: how many wait.
+        waiting_max: lookups that wait at once, at most half of them one namespace's; further ones
+            are answered by dram alone.
     """
 
     def __init__(
@@ -96,7 +96,12 @@ class Lookups:
         self._supervisor = supervisor
         self._lease_ttl_ms = lease_ttl_ms
         self._wait_seconds_max, self._waiting_max = wait_seconds_max, waiting_max
-        self.waiting = 0
+        self._waiting: collections.Counter[int] = collections.Counter()  # by namespace
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return self._waiting.total()
 
     def lookup(
         self, question: Question, wait_seconds: float, prefetch: bool
@@ -113,7 +118,7 @@ class Lookups:
         if promotion is None:
             return self._answer(result)
         self._promotions.begin(promotion)
-        if waits:
+        if waits and self._waiting[promotion.namespace_id] < max(1, self._waiting_max // 2):
             return self._wait(question, promotion, min(wait_seconds, self._wait_seconds_max))
         return self._answer(question.asked(self._core, Reach.DRAM, now), promotion.boundary_pages)
 
@@ -129,9 +134,10 @@ class Lookups:
     ) -> asyncio.Future[pb.LookupResponse]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.LookupResponse] = loop.create_future()
-        waiting = _Waiting(question, answer, self._clock.now() + wait_seconds)
+        until = self._clock.now() + wait_seconds
+        waiting = _Waiting(question, promotion.namespace_id, answer, until)
         waiting.timer = loop.call_later(wait_seconds, self._late, waiting)
-        self.waiting += 1
+        self._waiting[waiting.namespace_id] += 1
         self._listen(waiting, promotion)
         return answer
 
@@ -189,5 +195,6 @@ class Lookups:
         """The future to be set."""
         assert waiting.timer is not None, "it waits"
         waiting.timer.cancel()
-        self.waiting -= 1
+        self._waiting[waiting.namespace_id] -= 1
+        self._waiting += collections.Counter()  # without those of whom none waits
         return waiting.answer

@@ -14,6 +14,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 
+import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from anchorstore.clock import Clock
@@ -23,6 +24,7 @@ from anchorstore.server.assembly import policy_of
 from anchorstore.server.core.admission import ADMISSIONS, Admission, Always, Size
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import NvmeShape
+from anchorstore.server.core.work import KnownNamespace
 from anchorstore.tiers.nvme.device import Options
 from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, open_direct
@@ -85,6 +87,7 @@ def nvme_shape(config: Config, tier: NvmeTier) -> NvmeShape:
     return NvmeShape(
         segments=tier.segments,
         segment_bytes=tier.segment_bytes,
+        devices=tuple(device.segments for device in tier.devices),
         component_share={
             Component.ANCHOR: nvme.anchor_share,
             Component.KV: nvme.kv_share,
@@ -106,8 +109,11 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
     """Hands what the journals name to an empty core; before its first session."""
     started = clock.now()
     found = tier.recover()
-    spaces = [(note.namespace, note.max_lineage) for note in found.namespaces]
-    restored = core.restore(spaces, found.kinds, found.entries)
+    spaces = [
+        KnownNamespace(note.namespace, note.max_lineage, note.enabled) for note in found.namespaces
+    ]
+    by_use = found.entries[np.argsort(found.recency)]
+    restored = core.restore(spaces, found.kinds, by_use)
     if len(restored.lost_units):
         tier.note_gone(restored.lost_units)
     dropped = {reason: count for reason, count in found.dropped.items() if count}
@@ -118,6 +124,7 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
         pages=restored.pages,
         blocks=restored.blocks,
         dropped=dropped,
+        namespaces_off=sum(not space.enabled for space in spaces),
         seconds=round(clock.now() - started, 3),
     )
 

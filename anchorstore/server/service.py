@@ -43,6 +43,7 @@ from anchorstore.server.movement import Movement
 from anchorstore.server.mover import Mover
 from anchorstore.server.peer import Carrier, Peer
 from anchorstore.server.promotion import Promotions
+from anchorstore.server.reads import Reads
 from anchorstore.server.seals import Seals
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
@@ -100,7 +101,8 @@ class Service:
         self.movement = None if nvme is None else Movement(nvme, *parts)
         self.seals = Seals(mover, hints, self.movement, *parts)
         gone = self.seals.forget_gone
-        promotions = None if nvme is None else Promotions(nvme, *parts, hints, gone)
+        self.reads = None if nvme is None else Reads(nvme, tier, supervisor)
+        promotions = None if self.reads is None else Promotions(self.reads, *parts, hints, gone)
         self.lookups = Lookups(
             core,
             promotions,

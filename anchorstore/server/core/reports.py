@@ -70,7 +70,7 @@ def _tier_status(state: State, tier: Tier) -> TierStatus:
         pool.segments * pool.segment_bytes,
         sum(pool.used_bytes(component) for component in Component),
         pool.segments,
-        len(pool.unused),
+        pool.unused_segments,
         [_component_status(state, tier, component) for component in Component],
     )
 

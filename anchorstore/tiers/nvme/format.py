@@ -127,6 +127,7 @@ class FrameType(enum.IntEnum):
     GONE = 2  # u32[count]: units whose blocks are no more
     NAMESPACE = 3  # one namespace and its number
     KIND = 4  # one layout and its number
+    USED = 5  # u32[count]: units whose blocks were used since, in the order of use
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

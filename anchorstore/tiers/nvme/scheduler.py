@@ -100,6 +100,11 @@ class Scheduler:
         self.late_blocks = 0
         self.on_work: Callable[[], object] | None = None  # for an engine that does not wait here
 
+    @property
+    def limits(self) -> Limits:
+        """Its bounds."""
+        return self._limits
+
     def submit(self, job: Job) -> None:
         """Queues a job of at least one block, or ends it at once with REFUSED."""
         with self._lock:

@@ -195,26 +195,30 @@ class ListResponse(_message.Message):
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[PageStatus, _Mapping]]] = ..., next_cursor: _Optional[int] = ...) -> None: ...
 
 class CheckRequest(_message.Message):
-    __slots__ = ("token", "checksums")
+    __slots__ = ("token", "checksums", "nvme_bytes_per_second")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     token: str
     checksums: bool
-    def __init__(self, token: _Optional[str] = ..., checksums: bool = ...) -> None: ...
+    nvme_bytes_per_second: int
+    def __init__(self, token: _Optional[str] = ..., checksums: bool = ..., nvme_bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class CheckResponse(_message.Message):
-    __slots__ = ("ok", "violations", "pages", "blocks", "blocks_verified")
+    __slots__ = ("ok", "violations", "pages", "blocks", "blocks_verified", "nvme_blocks_unread")
     OK_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    NVME_BLOCKS_UNREAD_FIELD_NUMBER: _ClassVar[int]
     ok: bool
     violations: _containers.RepeatedScalarFieldContainer[str]
     pages: int
     blocks: int
     blocks_verified: int
-    def __init__(self, ok: bool = ..., violations: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_verified: _Optional[int] = ...) -> None: ...
+    nvme_blocks_unread: int
+    def __init__(self, ok: bool = ..., violations: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_verified: _Optional[int] = ..., nvme_blocks_unread: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("token", "root_digest", "path_hashes")
@@ -249,8 +253,10 @@ class SetNamespaceRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., enabled: bool = ...) -> None: ...
 
 class SetNamespaceResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("until_restart",)
+    UNTIL_RESTART_FIELD_NUMBER: _ClassVar[int]
+    until_restart: bool
+    def __init__(self, until_restart: bool = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
     __slots__ = ("token", "root_digest", "path_hash")
