@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from anchorstore.config import values
 from anchorstore.config.eviction import policy_setting, ttl_setting
 from anchorstore.config.fields import setting
+from anchorstore.config.hbm import HbmConfig
 from anchorstore.config.nvme import NvmeConfig
 from anchorstore.units import GIB, MIB
 
@@ -110,6 +111,7 @@ class TiersConfig:
 
     dram: DramConfig = dataclasses.field(default_factory=DramConfig)
     nvme: NvmeConfig = dataclasses.field(default_factory=NvmeConfig)
+    hbm: HbmConfig = dataclasses.field(default_factory=HbmConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Admin:
         service = self._service
         now = service.clock.now()
         response = reports.status_response(
-            self._core.status(now), domain, self._huge_pages(), service.nvme
+            self._core.status(now), domain, self._huge_pages(), service.nvme, service.devices
         )
         response.version = __version__
         response.boot_id = service.boot_id

@@ -122,6 +122,9 @@ class FakeCuda:
         self.registered: dict[int, int] = {}
         self.streams: dict[int, collections.deque[Callable[[], None]]] = {}
         self._mapped: dict[int, Allocation] = {}
+        self._opened: collections.Counter[int] = (
+            collections.Counter()
+        )  # of mapped handles, by address
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._lost_code = cuda.SUCCESS
@@ -220,10 +223,16 @@ class FakeCuda:
             allocation = self.gpu.find(handle)
             if allocation is None:
                 raise _error("open_handle", cuda.INVALID_VALUE)
-            if allocation.owner is self or allocation in self._mapped.values():
+            if allocation.owner is self:
                 raise _error("open_handle", cuda.INVALID_CONTEXT)
             allocation.opened += 1
-            return self._map(allocation)
+            for address, mapped in self._mapped.items():
+                if mapped is allocation:
+                    self._opened[address] += 1
+                    return address
+            address = self._map(allocation)
+            self._opened[address] = 1
+            return address
 
     def close_handle(self, address: int) -> None:
         """See CudaDevice."""
@@ -234,7 +243,9 @@ class FakeCuda:
                 self._refuse("close_handle", cuda.INVALID_VALUE)
                 return
             allocation.opened -= 1
-            del self._mapped[address]
+            self._opened[address] -= 1
+            if not self._opened[address]:
+                del self._mapped[address]
 
     def register(self, address: int, size_bytes: int, *, read_only: bool = False) -> None:
         """See CudaDevice."""

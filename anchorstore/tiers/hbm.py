@@ -166,6 +166,11 @@ class HbmTier:
         return self._slab.export()
 
     @property
+    def bus_id(self) -> str:
+        """Place of its device on the bus."""
+        return self._slab.device.bus_id
+
+    @property
     def device_name(self) -> str:
         """For people, e.g. "cuda:0 at 0000:3B:00.0"."""
         device = self._slab.device

@@ -16,7 +16,7 @@ from anchorstore.client.handover import (
     encode_session,
     encode_window,
 )
-from anchorstore.client.session import Attachment
+from anchorstore.client.attachment import Attachment
 from anchorstore.errors import InvalidRequest
 from anchorstore.keys import canonical_cbor
 from anchorstore.wire.v1 import store_pb2 as store

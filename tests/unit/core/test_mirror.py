@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorConfig, MirrorWork
+from anchorstore.server.core.mirror import Mirror, MirrorConfig, MirrorWork
 from anchorstore.server.core.types import Gone
-from anchorstore.transport.segment import PLACE, Places, SegmentShape
+from anchorstore.transport.segment import DEVICE_IDS_FROM, PLACE, Places, SegmentShape
 
 SEGMENT_BYTES = 5 * 4096  # a header page and 4 slots of 4 KiB, or 2 of 8 KiB
 KV, STATE = 4000, 8192
@@ -57,12 +57,12 @@ def test_block_asked_for_twice_is_copied_and_found_where_it_was_put() -> None:
     shape = SegmentShape(SEGMENT_BYTES, 4096)
     assert work.offsets.tolist() == [shape.offset(int(slot)) for slot in work.slots]
     [order] = work.formats
-    assert (order.index, order.segment_id, order.slots) == (0, IDS_FROM, PER_SEGMENT)
+    assert (order.index, order.segment_id, order.slots) == (0, DEVICE_IDS_FROM, PER_SEGMENT)
     assert not order.fresh_memory
     assert found(made, blocks) == [False, False], "it is still being written"
     made.finish(work.ticket, np.array([True, True]))
     hot = made.find(blocks)
-    assert hot["segment"].tolist() == [IDS_FROM] * 2
+    assert hot["segment"].tolist() == [DEVICE_IDS_FROM] * 2
     assert hot["slot"].tolist() == work.slots.tolist()
     assert hot["generation"].tolist() == [2, 2]
     assert hot["checksum"].tolist() == blocks["checksum"].tolist()
