@@ -93,7 +93,8 @@ class Admin:
             return pb.ListResponse(namespaces=self.status_for(domain).namespaces)
         root = self._check_root(request.root_digest, identity)
         limit = min(request.limit or self._list_pages_max, self._list_pages_max)
-        return reports.list_response(self._core.list_pages(root, request.cursor, limit))
+        found = self._core.list_pages(root, request.cursor, limit)
+        return reports.list_response(found, self._service.devices)
 
     def explain(self, request: pb.ExplainRequest, peer: Peer) -> pb.ExplainResponse:
         """How far a prefix matches and why it ends there."""
@@ -104,7 +105,7 @@ class Admin:
         return pb.ExplainResponse(
             pages_asked=found.pages_asked,
             pages_present=found.pages_present,
-            components=found.components,
+            components=reports.with_copies(found, self._service.devices),
             ends_because=found.ends_because,
         )
 

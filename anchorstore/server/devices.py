@@ -18,6 +18,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from anchorstore.config.hbm import HbmConfig, SlabConfig
 from anchorstore.errors import (
     AnchorStoreError,
@@ -29,13 +31,13 @@ from anchorstore.errors import (
 from anchorstore.server import codec
 from anchorstore.server.attached import Attached
 from anchorstore.server.core.mirror import Mirror, MirrorConfig
-from anchorstore.server.core.types import Gone
+from anchorstore.server.core.types import Bools, Gone
 from anchorstore.server.hot import Hot, HotStatus
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.hbm import HbmOptions, HbmTier, daemon_tier, engine_tier
 from anchorstore.transport.cuda import CudaError, CudaPlatform
 from anchorstore.transport.device_memory import SlabExport
-from anchorstore.transport.segment import DEVICE_IDS_FROM
+from anchorstore.transport.segment import DEVICE_IDS_FROM, Places
 from anchorstore.wire.v1 import store_pb2 as pb
 
 Warn = Callable[[str], None]
@@ -140,6 +142,13 @@ class Devices:
         if gone:
             for hot in self._all():
                 hot.forget(gone)
+
+    def holds(self, places: Places) -> Bools:
+        """Which of these blocks of dram [n] have a copy on any device; none is used by that."""
+        held = np.zeros(len(places), np.bool_)
+        for hot in self._all():
+            held |= hot.mirror.holds(places)
+        return held
 
     # ---- lending ----
 

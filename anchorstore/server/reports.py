@@ -142,7 +142,24 @@ def status_response(
     )
 
 
-def list_response(found: types.PageList) -> pb.ListResponse:
+def with_copies(found: types.Explanation, devices: Devices | None) -> list[str]:
+    """The lines of an explanation, and how many blocks of each also lie in hbm."""
+    if devices is None:
+        return found.components
+    return [
+        f"{line}, {int(devices.holds(places).sum())} in hbm"
+        for line, places in zip(found.components, found.places, strict=True)
+    ]
+
+
+def _tiers_of(block: types.BlockStatus, devices: Devices | None) -> tuple[str, ...]:
+    """All that hold a block, the fastest first."""
+    if devices is not None and devices.holds(block.place).any():
+        return ("hbm", *block.tiers)
+    return block.tiers
+
+
+def list_response(found: types.PageList, devices: Devices | None) -> pb.ListResponse:
     """Pages of one namespace."""
     return pb.ListResponse(
         pages=[
@@ -155,8 +172,8 @@ def list_response(found: types.PageList) -> pb.ListResponse:
                         component=int(block.component),  # type: ignore[arg-type]
                         layout_digest=block.layout_digest,
                         shard=block.shard,
-                        tier=block.tiers[0],
-                        tiers=block.tiers,
+                        tier=_tiers_of(block, devices)[0],
+                        tiers=_tiers_of(block, devices),
                         lineage=block.lineage,
                         leases=block.leases,
                         bytes=block.bytes,
