@@ -2,10 +2,11 @@
 
 ::
 
-    loop      lookup's answer --> places(): find . see --work--+            +--> finish
-    threads                                                    +--> lane -->+     (tiers/lanes.py)
+    loop      lookup --> places(): find --> answer    see --work--+            +--> finish
+    threads                                                       +--> lane -->+   (tiers/lanes.py)
 
 The answer waits for no copy: who asks first reads dram, who asks after the copy reads the device.
+A round of the loop begins copies of at most batch_blocks blocks a need.
 A copy takes no lease on its source, since what arrives is compared with the source's checksum: a
 slot that is written anew meanwhile just does not arrive.
 """
@@ -66,6 +67,7 @@ class Hot:
     ) -> None:
         self.mirror, self.hbm = mirror, hbm
         self._dram, self._fail = dram, fail
+        self._asked: list[tuple[Places, int]] = []  # and not seen yet; with their blocks' bytes
 
     def places(
         self, domain: str, columns: Sequence[BlockColumns], block_bytes: Sequence[int]
@@ -77,19 +79,20 @@ class Hot:
         if domain != self.hbm.domain or not self.hbm.is_online:
             return []
         found = [self.mirror.find(column.places) for column in columns]
-        for column, size in ((c, block_bytes[c.layout]) for c in columns):
-            if self.hbm.has_room():
-                work = self.mirror.see(column.places, size)
-                if work is not None:
-                    self._begin(work)
+        for column, copies in zip(columns, found, strict=True):
+            without = column.places[copies["segment"] == 0]
+            if len(without):
+                self._see_soon(without, block_bytes[column.layout])
         return found
 
     def forget(self, gone: Iterable[Gone]) -> None:
         """Blocks have left dram."""
+        self._see()  # those that were asked for stood then
         self.mirror.forget(gone)
 
     def lost(self) -> None:
         """The tier is offline, and every copy gone with it."""
+        self._asked.clear()
         self.mirror.clear()
 
     def close(self) -> None:
@@ -105,6 +108,20 @@ class Hot:
         return self.hbm.descriptor(index), index * self.hbm.segment_bytes
 
     # ---- copies ----
+
+    def _see_soon(self, places: Places, block_bytes: int) -> None:
+        """In the loop's next round: the answer goes out first."""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._see)
+        self._asked.append((places, block_bytes))
+
+    def _see(self) -> None:
+        asked, self._asked = self._asked, []
+        for places, block_bytes in asked:
+            if self.hbm.is_online and self.hbm.has_room():
+                work = self.mirror.see(places, block_bytes)
+                if work is not None:
+                    self._begin(work)
 
     def _begin(self, work: MirrorWork) -> None:
         for order in work.formats:

@@ -267,16 +267,13 @@ def test_copy_that_makes_way_while_it_is_read_is_taken_from_the_pool(world: Worl
     assert reader.counters()["blocks_on_device"] == 0
 
 
-def test_block_that_leaves_the_pool_leaves_the_device(world: World) -> None:
+def test_removed_block_leaves_the_device(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     client, device = world.client(namespace())
     made = stored(client, COUNT)
     world.heat(client, made)
-    core = world.here.daemon.core
     root = client.root_digest
     assert root is not None
-    removed = world.here.do(lambda: core.remove(root, None))
-    assert removed.blocks_removed == 2 * COUNT
-    world.here.do(world.here.daemon.service.seals.forget_gone)
+    world.say(capsys, "remove", root.hex(), "--yes")
     assert world.counted("copies_dropped") == 2 * COUNT
     with client.lookup(made.hashes, NEEDS) as window:
         assert not window.hit
@@ -286,16 +283,18 @@ def test_block_that_leaves_the_pool_leaves_the_device(world: World) -> None:
         assert np.array_equal(read(window, device), again.kv.reshape(-1))
 
 
-def test_kill_switch_ends_reads_on_the_device_and_lets_them_come_back(world: World) -> None:
+def test_kill_switch_ends_reads_on_the_device_and_lets_them_come_back(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     client, device = world.client(namespace())
     made = stored(client, COUNT)
     world.heat(client, made)
-    core, root = world.here.daemon.core, client.root_digest
+    root = client.root_digest
     assert root is not None
-    world.here.do(lambda: core.set_enabled(root, False))
+    world.say(capsys, "namespace", "disable", root.hex())
     with client.lookup(made.hashes, NEEDS) as window:
         assert window.miss == "disabled"
-    world.here.do(lambda: core.set_enabled(root, True))
+    world.say(capsys, "namespace", "enable", root.hex())
     with client.lookup(made.hashes, NEEDS) as window:
         assert np.array_equal(read(window, device), made.kv.reshape(-1))
     assert client.counters()["blocks_on_device"] == COUNT

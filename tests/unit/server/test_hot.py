@@ -112,6 +112,7 @@ class World:
         return found
 
     async def rest(self) -> None:
+        await asyncio.sleep(0)  # copies begin once the answer has gone out
         for _ in range(10_000):
             if not self.hot.mirror._open:
                 return
@@ -219,6 +220,15 @@ async def test_blocks_gone_from_dram_are_gone_from_the_device(world: World) -> N
 
 async def test_other_domain_gets_no_places(world: World) -> None:
     assert world.hot.places("others", [world.columns()], [BLOCK_BYTES]) == []
+
+
+async def test_block_gone_before_its_copy_has_begun_is_never_found(world: World) -> None:
+    await world.look()
+    world.hot.places("acme", [world.columns()], [BLOCK_BYTES])
+    world.hot.forget([Gone("acme", 5, np.arange(COUNT, dtype=np.uint32))])
+    await world.rest()
+    [found] = world.hot.places("acme", [world.columns()], [BLOCK_BYTES])
+    assert not found["segment"].any() and world.hot.mirror.used_bytes == 0
 
 
 async def test_busy_device_is_asked_for_no_more_copies() -> None:
