@@ -26,7 +26,6 @@ import numpy.typing as npt
 from anchorstore.client.effects import THREAD_BYTES, Map, Steps, Work
 from anchorstore.errors import (
     AnchorStoreError,
-    HandleClosed,
     InvalidRequest,
     LeaseExpired,
     TornBlock,
@@ -195,7 +194,7 @@ class DeviceSide:
         """
         with self._lock:
             if self._is_closed:
-                raise HandleClosed("the client, or its attachment, has ended meanwhile")
+                raise LeaseExpired("the attachment that these blocks belong to has ended")
             try:
                 if self._stream is None:
                     self._stream = self.device.make_stream()

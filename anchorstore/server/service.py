@@ -49,6 +49,7 @@ from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.dram import Staging, StagingPool
 from anchorstore.tiers.nvme.tier import NvmeTier
+from anchorstore.transport.device_memory import BUS_ID_CHARACTERS_MAX
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
 
@@ -58,6 +59,15 @@ if TYPE_CHECKING:
 
 DECLINED = b"\3"
 CLIENT_NAME_CHARACTERS = 128
+
+
+def _device_of(request: pb.AttachRequest, peer: Peer) -> str:
+    """Place on the bus of the session's device; "" for none, and for a peer on another host."""
+    if len(request.device) > BUS_ID_CHARACTERS_MAX:
+        raise InvalidRequest(
+            f"attach: device has {len(request.device)} characters, limit {BUS_ID_CHARACTERS_MAX}"
+        )
+    return request.device if peer.carrier is Carrier.UNIX else ""
 
 
 def _milliseconds(seconds: float) -> int:
@@ -119,6 +129,7 @@ class Service:
             raise Draining("attach: the daemon is going down")
         namespace = convert.namespace_of(request.namespace, identity.domain)
         layouts = convert.layouts_of(request.layouts, self.limits.layouts_per_session)
+        device = _device_of(request, peer)
         session_id, now = os.urandom(convert.SESSION_ID_BYTES), self.clock.now()
         wanted_bytes = 0 if peer.carrier is Carrier.GRPC else request.staging_bytes  # out of reach
         staging_bytes = self.stagings.open(session_id, wanted_bytes)
@@ -137,7 +148,6 @@ class Service:
         if peer.carrier is Carrier.UNIX:  # nobody else can map them
             self._expect_hints(identity.domain, grant.blocks_max)
         sizes = tuple(layout.block_bytes() for layout in layouts)
-        device = request.device if peer.carrier is Carrier.UNIX else ""  # elsewhere it is another's
         hot = self._hot_of(device, identity.domain)
         session = Attached(next(self._session_numbers), identity.domain, sizes, device, hot)
         self._sessions[session_id] = session

@@ -172,6 +172,12 @@ def test_session_on_another_device_has_no_copies(world: World, device: str) -> N
     engine.close()
 
 
+def test_device_of_too_long_a_name_is_refused(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="device has 33 characters, limit 32"):
+        Engine(world.here.socket, device=33 * "x")
+    assert not world.here.do(lambda: world.here.daemon.core.status(0.0).sessions)
+
+
 def test_session_of_another_domain_has_no_copies(tmp_path: pathlib.Path) -> None:
     with hbm(tmp_path, tiers__hbm__domain="others") as world:
         engine = Engine(world.here.socket, device=BUS_ID)

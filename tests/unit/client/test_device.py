@@ -13,7 +13,7 @@ import pytest
 
 from anchorstore.client.device import DeviceSide, Source, device_bytes, places_of
 from anchorstore.client.mapping import Mapped
-from anchorstore.errors import HandleClosed, InvalidRequest, TornBlock
+from anchorstore.errors import InvalidRequest, LeaseExpired, TornBlock
 from anchorstore.testing.fake_cuda import FakeCuda, FakeGpu
 from anchorstore.transport import cuda
 from anchorstore.transport.device_memory import DeviceBytes, SlabExport
@@ -175,7 +175,7 @@ def test_closed_side_has_let_go_of_everything_and_copies_no_more(world: World) -
     side.close()
     [slab, _] = world.gpu.by_handle.values()
     assert slab.opened == 0
-    with pytest.raises(HandleClosed):
+    with pytest.raises(LeaseExpired):
         world.copy(side)
 
 
