@@ -17,6 +17,7 @@ from anchorstore.config.eviction import (
     ttl_setting,
 )
 from anchorstore.config.fields import setting
+from anchorstore.config.hbm import HbmConfig
 from anchorstore.config.nvme import NvmeConfig
 from anchorstore.units import GIB, MIB
 
@@ -102,6 +103,7 @@ class TiersConfig:
 
     dram: DramConfig = dataclasses.field(default_factory=DramConfig)
     nvme: NvmeConfig = dataclasses.field(default_factory=NvmeConfig)
+    hbm: HbmConfig = dataclasses.field(default_factory=HbmConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -140,10 +140,10 @@ COUNTERS = (
     ),
     CounterSpec(
         "hbm_copies",
-        "Copies of blocks on a CUDA device, by event: made, found (by lookups), failed, evicted "
-        "(for others), lost (with the device).",
+        "Copies of blocks on CUDA devices, by event: made, found (by lookups), failed, evicted "
+        "(for others), dropped (their block has left memory), lost (with the device).",
         ("event",),
-        _by_suffix("copies", "made", "found", "failed", "evicted", "lost"),
+        _by_suffix("copies", "made", "found", "failed", "evicted", "dropped", "lost"),
     ),
     CounterSpec(
         "promotions",

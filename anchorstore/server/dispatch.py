@@ -105,6 +105,7 @@ class Dispatcher:
             Method.RENEW: service.renew,
             Method.RELEASE: service.release,
             Method.TOUCH: service.touch,
+            Method.LEND: service.lend,
             Method.STATUS: admin.status,
             Method.LIST: admin.list_pages,
             Method.CHECK: admin.check,
