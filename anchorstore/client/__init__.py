@@ -9,6 +9,7 @@ Reading order::
     reserving.py  put: ask, fill                  writing.py    reservations
     staging.py    memory on its way out           mapping.py    memory that is read in place
     handover.py   leases for other processes      buffers.py    bytes, arrays, tensors
+    events.py     what an engine's own cache does
     blocking.py, client.py         the blocking face
     aio.py, async_client.py        the asyncio face
 """
@@ -17,6 +18,7 @@ import logging
 
 from anchorstore.client.async_client import AsyncClient
 from anchorstore.client.client import Client
+from anchorstore.client.events import EventPublisher
 from anchorstore.client.options import (
     ClientOptions,
     NamespaceSpec,
@@ -32,6 +34,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "ClientOptions",
+    "EventPublisher",
     "NamespaceSpec",
     "NeedAll",
     "NeedLast",

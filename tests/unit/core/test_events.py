@@ -7,6 +7,8 @@ paths by name, so that each victim can be named.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from anchorstore.errors import InvalidRequest, UnknownSession
@@ -22,7 +24,7 @@ STORED, REMOVED, TOUCHED = Event.STORED, Event.REMOVED, Event.TOUCHED
 PINNED, UNPINNED = Event.PINNED, Event.UNPINNED
 
 
-def mirrored(**changes: object) -> Tiered:
+def mirrored(**changes: Any) -> Tiered:
     """Four slots of dram, and room for all of it below."""
     return Tiered(segments=1, mirrors_engines=True, **changes)
 
@@ -48,7 +50,7 @@ def known(engine: Engine, names: str) -> str:
     return "".join(n for n in names if engine.present(engine.path(1, n))[0])
 
 
-def full(**changes: object) -> tuple[Tiered, Engine]:
+def full(**changes: Any) -> tuple[Tiered, Engine]:
     """a to d in dram and in nvme, all held by the engine, d used last."""
     small = mirrored(**changes)
     engine = small.session()
