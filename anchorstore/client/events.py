@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from anchorstore.client.client import Client
 
 QUEUE_PAGES_DEFAULT = 65_536
-BATCH_PAGES = 4096
+BATCH_PAGES = 1024
 LINGER_SECONDS = 0.02  # what comes within it goes along
 WORD_SECONDS = 5.0  # between two signs of life, until the daemon has said how often it wants one
 WORDS_PER_TTL = 3

@@ -31,7 +31,7 @@ from anchorstore.server.core.sessions import NamespaceRecord, Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import U8, U32, Event, EventsResult, Positions
 
-SWEEP_ROWS = 65_536
+SWEEP_ROWS = 16_384
 COUNTERS = {kind: f"events_{kind.name.lower()}" for kind in Event}
 
 

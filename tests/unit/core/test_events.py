@@ -261,7 +261,8 @@ def test_foreign_pages_and_turned_off_namespaces_change_nothing() -> None:
 def test_unknown_kinds_are_refused_without_a_trace(kind: int) -> None:
     small, engine = full()
     with pytest.raises(InvalidRequest, match="event kinds"):
-        engine.tell((kind, pages(engine, "a")), (REMOVED, pages(engine, "b")))  # type: ignore[arg-type]
+        said = kind, pages(engine, "a")
+        engine.tell(said, (REMOVED, pages(engine, "b")))  # type: ignore[arg-type]
     assert small.store.counters["events_removed"] == 0
 
 
