@@ -19,6 +19,8 @@ costs the same whatever it says.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from anchorstore.errors import InvalidRequest
@@ -144,23 +146,29 @@ def _note_pins(state: State, engine: Engine, kinds: U8, pages: U32, hashes: byte
         path_hash = hashes[DIGEST_BYTES * at : DIGEST_BYTES * (at + 1)]
         wanted[path_hash] = int(pages[at]) if kinds[at] == Event.PINNED else 0
     _unpin(state, engine, [path_hash for path_hash in wanted if path_hash in engine.pins])
+    hash_of = {page: path_hash for path_hash, page in wanted.items() if page}
     refused = 0
     most_bytes = int(state.config.pin_share * state.pool.segments * state.pool.segment_bytes)
-    for path_hash, page in wanted.items():
-        rows = state.blocks.of_pages(state.index, np.array([page], np.uint32))
-        rows = rows[state.dram.holds(rows)] if page else rows[:0]
-        if not len(rows):
-            continue
-        if (
-            len(engine.pins) >= state.config.max_pins
-            or state.engines.pinned_bytes + state.dram.bytes_of(rows) > most_bytes
-        ):
+    for page, rows in _in_dram(state, np.array(list(hash_of), np.uint32)):
+        pinned_bytes = state.engines.pinned_bytes + state.dram.bytes_of(rows)
+        if len(engine.pins) >= state.config.max_pins or pinned_bytes > most_bytes:
             refused += 1
             continue
         state.blocks.leases[rows] += np.uint32(1)
-        engine.pins[path_hash] = rows
+        engine.pins[hash_of[page]] = rows
         _count_pins(state, rows, 1)
     return refused
+
+
+def _in_dram(state: State, pages: U32) -> Iterator[tuple[int, U32]]:
+    """The block rows in dram of each of these pages, distinct, that has any."""
+    rows = state.blocks.of_pages(state.index, pages)
+    rows = rows[state.dram.holds(rows)]
+    owners = state.blocks.page.take(rows)
+    rows = rows[np.argsort(owners, kind="stable")]
+    found, counts = np.unique(owners, return_counts=True)
+    parts = np.split(rows, np.cumsum(counts)[:-1])
+    yield from zip(found.tolist(), parts, strict=False)  # of nothing there is one empty part
 
 
 def _unpin(state: State, engine: Engine, path_hashes: list[bytes]) -> None:
