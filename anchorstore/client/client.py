@@ -213,11 +213,19 @@ class Client(Face):
 
     # ---- the engine's own cache ----
 
-    def events(self, queue_pages: int = QUEUE_PAGES_DEFAULT) -> EventPublisher:
+    def events(
+        self, queue_pages: int = QUEUE_PAGES_DEFAULT, settle_seconds: float = 0.0
+    ) -> EventPublisher:
         """Where an engine tells what its own cache holds, uses and pins, so that the daemon keeps
-        what engines find hot.  One a client: the first call decides how many events may wait."""
+        what engines find hot.  One a client: the first call decides.
+
+        Args:
+            queue_pages: events that may wait, one a page.
+            settle_seconds: least that each waits: as long as the engine's pages may take from its
+                own cache to the daemon, which knows no pages that are not there yet.
+        """
         if self._publisher is None:
-            self._publisher = EventPublisher(self, queue_pages)
+            self._publisher = EventPublisher(self, queue_pages, settle_seconds)
         return self._publisher
 
     # ---- the end ----

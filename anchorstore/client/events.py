@@ -6,7 +6,11 @@
                             | never waits; what does not fit is dropped, with all that waits
                             v
                       [ queue, so many pages ]  --batches, or a word now and then-->  daemon
-                                                 over a connection of its own
+                        each for a while         over a connection of its own
+
+An engine knows that it holds a page before the daemon has the page, which some other thread is
+still putting there, and an event of a page that is not there is worth nothing.  So events wait, all
+of them equally long, in order.
 
 What the daemon knows of an engine can be lost: events were dropped, the daemon was restarted, the
 engine was silent for too long.  Then `epoch` is another object, and the daemon is told that
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING
 from anchorstore.client.effects import Steps
 from anchorstore.client.options import check_hashes
 from anchorstore.client.session import Session, log
+from anchorstore.clock import Clock
 from anchorstore.errors import AnchorStoreError, HandleClosed, UsageError
 from anchorstore.keys import DIGEST_BYTES
 from anchorstore.transport.frames import Method
@@ -56,10 +61,11 @@ class EventQueue:
         epoch: another object whenever what the daemon knew is void.
     """
 
-    def __init__(self, limit_pages: int) -> None:
-        self._limit_pages = limit_pages
+    def __init__(self, limit_pages: int, settle_seconds: float, clock: Clock) -> None:
+        """Holds so many pages, each event for `settle_seconds` at least."""
+        self._limit_pages, self._settle_seconds, self._clock = limit_pages, settle_seconds, clock
         self._ready = threading.Condition()
-        self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
         self._pages = 0
         self._dropped = 0  # and not told yet
         self._is_void = False
@@ -74,7 +80,7 @@ class EventQueue:
                 return 0
             if self._pages + pages > self._limit_pages:
                 return self._drop(pages)
-            self._waiting.append((kind, hashes))
+            self._waiting.append((self._clock.now() + self._settle_seconds, kind, hashes))
             self._pages += pages
             self._ready.notify()
             return 0
@@ -99,9 +105,14 @@ class EventQueue:
 
     def wait(self, seconds: float) -> None:
         """Returns when there is something to send, when the queue is closed, or after a while."""
+        until = self._clock.now() + seconds
         with self._ready:
-            if not self._pages and not self.is_closed:
-                self._ready.wait(seconds)
+            while not self.is_closed:
+                due = min(until, self._waiting[0][0]) if self._waiting else until
+                left = due - self._clock.now()
+                if left <= 0:
+                    return
+                self._ready.wait(left)
 
     def pause(self, seconds: float) -> None:
         """Returns after so long, or when the queue is closed."""
@@ -111,12 +122,12 @@ class EventQueue:
     def take(self, limit_pages: int) -> Batch:
         """The next batch; an empty one is a sign of life."""
         with self._ready:
-            kinds, hashes = bytearray(), bytearray()
-            while self._waiting and len(kinds) < limit_pages:
-                kind, some = self._waiting.popleft()
+            kinds, hashes, now = bytearray(), bytearray(), self._clock.now()
+            while self._waiting and self._waiting[0][0] <= now and len(kinds) < limit_pages:
+                due, kind, some = self._waiting.popleft()
                 room = DIGEST_BYTES * (limit_pages - len(kinds))
                 if len(some) > room:
-                    self._waiting.appendleft((kind, some[room:]))
+                    self._waiting.appendleft((due, kind, some[room:]))
                     some = some[:room]
                 kinds += bytes([kind]) * (len(some) // DIGEST_BYTES)
                 hashes += some
@@ -139,10 +150,10 @@ class EventPublisher:
     Path hashes are 32 n bytes.  No method waits, and none raises for a daemon that is not there.
     """
 
-    def __init__(self, client: Client, limit_pages: int) -> None:
+    def __init__(self, client: Client, limit_pages: int, settle_seconds: float) -> None:
         self._client = weakref.ref(client)
         self._counters = client._session.counters
-        self._queue = EventQueue(limit_pages)
+        self._queue = EventQueue(limit_pages, settle_seconds, client._session.clock)
         self._lock = threading.Lock()
         self._is_started = False
 

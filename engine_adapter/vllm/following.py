@@ -40,12 +40,15 @@ class Following:
         """`hash_of` a block's id is what vLLM's pool has it cached under, None for nothing."""
         self._spaces, self._geometry, self._tally = spaces, geometry, tally
         self._queue_pages = settings.events_queue_pages
+        self._settle_seconds = settings.events_settle_seconds
         self._resident = Resident(hash_of, self._publisher, geometry.pages_per_block, tally)
         self._dropped = 0
 
     def _publisher(self, space: SpaceKey) -> EventPublisher | None:
         client = self._spaces.peek(space)
-        return None if client is None else client.events(self._queue_pages)
+        if client is None:
+            return None
+        return client.events(self._queue_pages, self._settle_seconds)
 
     def step(
         self,

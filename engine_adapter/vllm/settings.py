@@ -51,6 +51,7 @@ class Settings:
         queue_mebibytes: copied pages that may wait for the daemon; what comes on top is not saved.
         events_queue_pages: events of vLLM's own cache that may wait for the daemon, one a page;
             0 tells it nothing.
+        events_settle_seconds: least that they wait: what vLLM holds is still on its way there.
         max_lineage: deepest lineage that a lookup accepts.
         token: credentials for tcp://.
     """
@@ -72,6 +73,7 @@ class Settings:
     staging_mebibytes: int = 16
     queue_mebibytes: int = 256
     events_queue_pages: int = QUEUE_PAGES_DEFAULT
+    events_settle_seconds: float = 1.0
     max_lineage: int = 255
     token: str = dataclasses.field(default="", repr=False)
 
@@ -85,10 +87,9 @@ class Settings:
         for name in ("spaces_max", "staging_mebibytes", "queue_mebibytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must be at least 1")
-        if self.events_queue_pages < 0:
-            raise ConfigError(
-                f"vllm: events_queue_pages is {self.events_queue_pages}, must not be negative"
-            )
+        for name in ("events_queue_pages", "events_settle_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must not be negative")
         if not 0 <= self.kv_shards <= 255:
             raise ConfigError(f"vllm: kv_shards is {self.kv_shards}, must be 0 to 255")
         try:

@@ -21,7 +21,11 @@ from tests.vllm.served import Served
 
 PAGE = 64
 PAGES_PER_BLOCK = 10  # vLLM's blocks of this model have 640 tokens
-EXTRA: dict[str, Any] = {**EVERY_ROW, "bring_in_seconds": 60.0}
+EXTRA: dict[str, Any] = {
+    **EVERY_ROW,
+    "bring_in_seconds": 60.0,
+    "events_settle_seconds": 5.0,  # no page is that long on its way, on a busy machine either
+}
 WAIT_SECONDS = 60.0
 
 

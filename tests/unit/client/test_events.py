@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from anchorstore.client.events import Batch, EventQueue
+from anchorstore.clock import ManualClock
 from anchorstore.errors import InvalidRequest
 
 
@@ -17,8 +18,12 @@ def hashes(*numbers: int) -> bytes:
     return b"".join(bytes([number]) * 32 for number in numbers)
 
 
+def queue_of(limit_pages: int, settle_seconds: float = 0.0) -> EventQueue:
+    return EventQueue(limit_pages, settle_seconds, ManualClock())
+
+
 def test_queue_gives_back_what_was_put_in_batches_and_in_order() -> None:
-    queue = EventQueue(8)
+    queue = queue_of(8)
     assert queue.put(1, hashes(1, 2, 3)) == queue.put(2, hashes(4)) == 0
     assert queue.take(2) == Batch(b"\1\1", hashes(1, 2), False, 0)
     assert queue.take(8) == Batch(b"\1\2", hashes(3, 4), False, 0)
@@ -26,7 +31,7 @@ def test_queue_gives_back_what_was_put_in_batches_and_in_order() -> None:
 
 
 def test_queue_without_room_drops_all_that_waits_and_says_so_once() -> None:
-    queue = EventQueue(4)
+    queue = queue_of(4)
     epoch = queue.epoch
     assert queue.put(1, hashes(1, 2, 3)) == 0 and queue.epoch is epoch
     assert queue.put(1, hashes(4, 5)) == 5
@@ -37,7 +42,7 @@ def test_queue_without_room_drops_all_that_waits_and_says_so_once() -> None:
 
 
 def test_queue_batch_that_was_lost_counts_as_dropped_with_what_it_had_to_say() -> None:
-    queue = EventQueue(4)
+    queue = queue_of(4)
     queue.put(1, hashes(1, 2, 3, 4))
     queue.put(1, hashes(5))
     lost = queue.take(8)
@@ -48,7 +53,7 @@ def test_queue_batch_that_was_lost_counts_as_dropped_with_what_it_had_to_say() -
 
 
 def test_queue_closed_takes_nothing_and_keeps_nobody_waiting() -> None:
-    queue = EventQueue(4)
+    queue = queue_of(4)
     queue.put(1, hashes(1))
     queue.close()
     assert queue.put(1, hashes(2)) == 0
@@ -58,4 +63,19 @@ def test_queue_closed_takes_nothing_and_keeps_nobody_waiting() -> None:
 
 def test_queue_refuses_what_are_no_hashes() -> None:
     with pytest.raises(InvalidRequest, match="33 bytes"):
-        EventQueue(4).put(1, bytes(33))
+        queue_of(4).put(1, bytes(33))
+
+
+def test_queue_lets_events_settle_in_order() -> None:
+    clock = ManualClock()
+    queue = EventQueue(8, 2.0, clock)
+    queue.put(1, hashes(1, 2))
+    clock.advance(1.5)
+    queue.put(2, hashes(1))
+    assert queue.take(8).kinds == b""
+    clock.advance(0.5)
+    queue.wait(3600.0)
+    assert queue.take(1).kinds == queue.take(8).kinds == b"\1"
+    assert queue.take(8).kinds == b""
+    clock.advance(1.5)
+    assert queue.take(8).kinds == b"\2"
