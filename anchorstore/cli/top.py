@@ -158,7 +158,18 @@ def _calls_text(interval: Interval) -> str:
         f"blocks sealed {interval.rate('blocks_sealed'):.1f}/s, known "
         f"{interval.rate('blocks_offered_known'):.1f}/s, declined {_declined(interval):.1f}/s\n"
     )
-    return asked + put
+    return asked + put + _engines_text(interval)
+
+
+def _engines_text(interval: Interval) -> str:
+    """What engines tell of their own caches, where any does."""
+    if not interval.after.counters.get("engines", 0):
+        return ""
+    return (
+        f"engines that tell {status_count(interval, 'engines')}: used "
+        f"{interval.rate('events_touched'):.1f} pages/s, let go "
+        f"{interval.rate('pages_let_go'):.1f}/s, pinned {status_count(interval, 'pinned_pages')}\n"
+    )
 
 
 def status_count(interval: Interval, name: str) -> str:

@@ -10,6 +10,7 @@ Reading order::
     staging.py    memory on its way out           mapping.py    memory that is read in place
     handover.py   leases for other processes      buffers.py    bytes, arrays, tensors
     device.py     blocks into a CUDA device's memory
+    events.py     what an engine's own cache does
     blocking.py, client.py         the blocking face
     aio.py, async_client.py        the asyncio face
 """
@@ -18,6 +19,7 @@ import logging
 
 from anchorstore.client.async_client import AsyncClient
 from anchorstore.client.client import Client
+from anchorstore.client.events import EventPublisher
 from anchorstore.client.options import (
     ClientOptions,
     NamespaceSpec,
@@ -33,6 +35,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "ClientOptions",
+    "EventPublisher",
     "NamespaceSpec",
     "NeedAll",
     "NeedLast",

@@ -19,6 +19,7 @@ from anchorstore.client.blocking import Driver
 from anchorstore.client.blocks import BlocksBase
 from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
+from anchorstore.client.events import QUEUE_PAGES_DEFAULT, EventPublisher
 from anchorstore.client.face import Face, joining_session, new_session, opened
 from anchorstore.client.handles import WindowBase
 from anchorstore.client.lookups import Found
@@ -44,6 +45,7 @@ class Client(Face):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._driver = Driver(session)
+        self._publisher: EventPublisher | None = None
         self._janitor = _Janitor(self, session.options.release_linger_seconds)
 
     @classmethod
@@ -222,6 +224,23 @@ class Client(Face):
         steps = reserving.put(self._session, *path, blocks, lineage, deadline_seconds, priority)
         return self._run(steps)
 
+    # ---- the engine's own cache ----
+
+    def events(
+        self, queue_pages: int = QUEUE_PAGES_DEFAULT, settle_seconds: float = 0.0
+    ) -> EventPublisher:
+        """Where an engine tells what its own cache holds, uses and pins, so that the daemon keeps
+        what engines find hot.  One a client: the first call decides.
+
+        Args:
+            queue_pages: events that may wait, one a page.
+            settle_seconds: least that each waits: as long as the engine's pages may take from its
+                own cache to the daemon, which knows no pages that are not there yet.
+        """
+        if self._publisher is None:
+            self._publisher = EventPublisher(self, queue_pages, settle_seconds)
+        return self._publisher
+
     # ---- the end ----
 
     def flush(self, deadline_seconds: float | None = None) -> None:
@@ -232,6 +251,8 @@ class Client(Face):
     def close(self, deadline_seconds: float | None = None) -> None:
         """Ends the session.  Views that are still held stay readable until they are let go."""
         session = self._session
+        if self._publisher is not None:
+            self._publisher.close()
         self._run(session.close(session.until(deadline_seconds)))
 
     def _released(self) -> None:

@@ -58,6 +58,7 @@ class Method(enum.IntEnum):
     RENEW = 8
     RELEASE = 9
     TOUCH = 10
+    EVENTS = 11
     MAP = 16
     WRITE = 17
     READ = 18
@@ -81,6 +82,7 @@ MESSAGES: dict[Method, tuple[type[Message], type[Message]]] = {
     Method.RENEW: (store.RenewRequest, store.RenewResponse),
     Method.RELEASE: (store.ReleaseRequest, store.ReleaseResponse),
     Method.TOUCH: (store.TouchRequest, store.TouchResponse),
+    Method.EVENTS: (store.EventsRequest, store.EventsResponse),
     Method.MAP: (store.MapRequest, store.MapResponse),
     Method.WRITE: (store.WriteRequest, store.WriteResponse),
     Method.READ: (store.ReadRequest, store.ReadResponse),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anchorstore.client import ClientOptions
+from anchorstore.client.events import QUEUE_PAGES_DEFAULT
 from anchorstore.errors import ConfigError, ModelError
 from engine_adapter.budget import (
     MARGIN_TOKENS_DEFAULT,
@@ -51,6 +52,9 @@ class Settings:
         spaces_max: sessions held at a time, one an adapter and salt.
         staging_mebibytes: memory a session and worker for blocks on their way to the daemon.
         queue_mebibytes: copied pages that may wait for the daemon; what comes on top is not saved.
+        events_queue_pages: events of vLLM's own cache that may wait for the daemon, one a page;
+            0 tells it nothing.
+        events_settle_seconds: least that they wait: what vLLM holds is still on its way there.
         max_lineage: deepest lineage that a lookup accepts.
         token: credentials for tcp://.
     """
@@ -72,6 +76,8 @@ class Settings:
     spaces_max: int = 64
     staging_mebibytes: int = 16
     queue_mebibytes: int = 256
+    events_queue_pages: int = QUEUE_PAGES_DEFAULT
+    events_settle_seconds: float = 1.0
     max_lineage: int = 255
     token: str = dataclasses.field(default="", repr=False)
 
@@ -85,6 +91,9 @@ class Settings:
         for name in ("spaces_max", "staging_mebibytes", "queue_mebibytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must be at least 1")
+        for name in ("events_queue_pages", "events_settle_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must not be negative")
         if not 0 <= self.kv_shards <= 255:
             raise ConfigError(f"vllm: kv_shards is {self.kv_shards}, must be 0 to 255")
         try:

@@ -49,6 +49,16 @@ class Miss(enum.IntEnum):
     COLD = 6
 
 
+class Event(enum.IntEnum):
+    """What an engine says of a page in its own cache.  Numbers of the schema's EventKind."""
+
+    STORED = 1
+    REMOVED = 2
+    TOUCHED = 3
+    PINNED = 4
+    UNPINNED = 5
+
+
 class Verdict(enum.IntEnum):
     """Answer of reserve, per page and layout."""
 
@@ -222,6 +232,21 @@ class LookupResult:
     miss: Miss
     columns: list[BlockColumns]
     promotion: Promotion | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EventsResult:
+    """What became of a batch of an engine's events.
+
+    Attributes:
+        unknown: events of pages that are not here; they change nothing.
+        refused: pins beyond a limit.
+        is_new: nothing was known of this engine before, or no more: it has been silent.
+    """
+
+    unknown: int
+    refused: int
+    is_new: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

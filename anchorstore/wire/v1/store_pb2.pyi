@@ -23,6 +23,15 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_MARGIN: _ClassVar[MissReason]
     MISS_REASON_DISABLED: _ClassVar[MissReason]
     MISS_REASON_COLD: _ClassVar[MissReason]
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_STORED: _ClassVar[EventKind]
+    EVENT_KIND_REMOVED: _ClassVar[EventKind]
+    EVENT_KIND_TOUCHED: _ClassVar[EventKind]
+    EVENT_KIND_PINNED: _ClassVar[EventKind]
+    EVENT_KIND_UNPINNED: _ClassVar[EventKind]
 COMPONENT_UNSPECIFIED: Component
 COMPONENT_ANCHOR: Component
 COMPONENT_KV: Component
@@ -34,6 +43,12 @@ MISS_REASON_LINEAGE: MissReason
 MISS_REASON_MARGIN: MissReason
 MISS_REASON_DISABLED: MissReason
 MISS_REASON_COLD: MissReason
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_STORED: EventKind
+EVENT_KIND_REMOVED: EventKind
+EVENT_KIND_TOUCHED: EventKind
+EVENT_KIND_PINNED: EventKind
+EVENT_KIND_UNPINNED: EventKind
 
 class NamespaceSpec(_message.Message):
     __slots__ = ("model", "weights_digest", "adapter", "page_tokens", "salt")
@@ -346,6 +361,32 @@ class TouchRequest(_message.Message):
 class TouchResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("session_id", "kinds", "path_hashes", "cleared", "dropped")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    PATH_HASHES_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    kinds: bytes
+    path_hashes: bytes
+    cleared: bool
+    dropped: int
+    def __init__(self, session_id: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ..., cleared: bool = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class EventsResponse(_message.Message):
+    __slots__ = ("unknown", "pins_refused", "is_new", "ttl_ms")
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    PINS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    unknown: int
+    pins_refused: int
+    is_new: bool
+    ttl_ms: int
+    def __init__(self, unknown: _Optional[int] = ..., pins_refused: _Optional[int] = ..., is_new: bool = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class MapRequest(_message.Message):
     __slots__ = ("session_id", "segment_ids", "staging", "hints")
