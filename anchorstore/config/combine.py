@@ -20,6 +20,7 @@ MEMORY_PAGE_BYTES = 4096
 NVME_SEGMENTS_MIN = 2  # one, and about as much for the journal
 NVME_SEGMENTS_MAX = 262_144
 NVME_BYTES_MAX = 16 * TIB
+HBM_SEGMENTS_MAX = 4096
 
 
 def problems(config: Config) -> list[str]:
@@ -27,6 +28,7 @@ def problems(config: Config) -> list[str]:
     return [
         *_dram(config),
         *_nvme(config),
+        *_hbm(config),
         *_listen(config),
         *_tls(config),
         *_limits(config),
@@ -99,6 +101,31 @@ def _marks(section: str, tier: DramConfig | NvmeConfig) -> Iterator[str]:
         yield (
             f"{section}.low_watermark is {tier.low_watermark:g}, must be below "
             f"{section}.high_watermark, {tier.high_watermark:g}"
+        )
+
+
+def _hbm(config: Config) -> Iterator[str]:
+    hbm, seen = config.tiers.hbm, set()
+    segment = hbm.tier_segment_bytes
+    for device in hbm.devices:
+        if device.ordinal in seen:
+            yield f"tiers.hbm.devices names cuda:{device.ordinal} twice"
+        seen.add(device.ordinal)
+        segments = device.capacity_bytes // segment
+        if not segments:
+            yield (
+                f"tiers.hbm.devices: {device} must have at least {format_bytes(segment)}: one "
+                "segment (tiers.hbm.segment)"
+            )
+        if segments > HBM_SEGMENTS_MAX:
+            yield (
+                f"tiers.hbm.segment is {format_bytes(segment)}: {segments} segments in {device}, "
+                f"limit {HBM_SEGMENTS_MAX}"
+            )
+    if segment % SEGMENT_ALIGN_BYTES:
+        yield (
+            f"tiers.hbm.segment is {segment} bytes, must be a multiple of "
+            f"{format_bytes(SEGMENT_ALIGN_BYTES)}"
         )
 
 

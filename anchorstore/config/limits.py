@@ -71,6 +71,12 @@ class LimitsConfig:
         "each takes some 10 bytes of the daemon's memory.",
         "Many engines that look up long prompts within lease.read_ttl.",
     )
+    pins_per_session: int = setting(
+        values.count(1, 1_048_576),
+        4096,
+        "Pages that a session's engine may pin in memory at once.",
+        "Engines that serve more requests than this at once.",
+    )
     staging_per_session_bytes: int = setting(
         values.size("1MiB", "1TiB"),
         "256MiB",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import Any
 
 from anchorstore.config import values
 from anchorstore.config.eviction import (
@@ -57,29 +55,7 @@ def _parse_device(entry: object) -> DeviceConfig:
         raise ValueError(f"of {path}: {error}") from error
 
 
-def _parse_devices(value: object) -> tuple[DeviceConfig, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f'is {value!r}, must be a list, e.g. ["/mnt/nvme0:1TiB"]')
-    if len(value) > DEVICES_MAX:
-        raise ValueError(f"has {len(value)} entries, limit {DEVICES_MAX}")
-    devices = []
-    for number, entry in enumerate(value, 1):
-        try:
-            devices.append(_parse_device(entry))
-        except ValueError as error:
-            raise ValueError(f"has a wrong entry: number {number} {error}") from error
-    return tuple(devices)
-
-
-def _show_devices(devices: Sequence[DeviceConfig]) -> str:
-    return f"[{', '.join(values.toml_text(str(device)) for device in devices)}]"
-
-
-def _read_devices(written: str) -> Any:
-    return [entry.strip() for entry in written.split(",") if entry.strip()]
-
-
-DEVICES = values.Kind("devices", "PATH:SIZE each", _parse_devices, _show_devices, _read_devices)
+DEVICES = values.entries("devices", "PATH:SIZE each", _parse_device, "/mnt/nvme0:1TiB", DEVICES_MAX)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from anchorstore.config.eviction import (
     ttl_setting,
 )
 from anchorstore.config.fields import setting
+from anchorstore.config.hbm import HbmConfig
 from anchorstore.config.nvme import NvmeConfig
 from anchorstore.units import GIB, MIB
 
@@ -79,6 +80,20 @@ class DramConfig:
     )
     high_watermark: float = high_watermark_setting(0.95, "Lower where puts come in bursts.")
     low_watermark: float = low_watermark_setting(0.9)
+    mirror_engines: bool = setting(
+        values.switch(),
+        True,
+        "Whether pages that no engine holds in its own cache any more leave memory first, once "
+        "nvme has them; they are written there soon.  Engines tell (`Events`); each page takes 9 "
+        "bytes more.  Without nvme this changes nothing.",
+        "Off where engines should not steer each other's pages.",
+    )
+    pin_share: float = setting(
+        values.fraction(),
+        0.25,
+        "Largest part of the pool that pages pinned by engines may take together.",
+        "Seldom.",
+    )
     policy: str = policy_setting()
     ttl_seconds: float = ttl_setting()
 
@@ -102,6 +117,7 @@ class TiersConfig:
 
     dram: DramConfig = dataclasses.field(default_factory=DramConfig)
     nvme: NvmeConfig = dataclasses.field(default_factory=NvmeConfig)
+    hbm: HbmConfig = dataclasses.field(default_factory=HbmConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,6 +142,13 @@ class LeaseConfig:
         "A session without a connection ends after this time, so a session id handed to another "
         "process must be used within it.",
         "Longer where workers start slowly after their scheduler.",
+    )
+    engine_ttl_seconds: float = setting(
+        values.duration("1s", "24h"),
+        "60s",
+        "What an engine has told of its own cache, and its pins, ends when it has told nothing for "
+        "this long.  Engines say a word every third of it.",
+        "Seldom: an engine whose connections close is forgotten at once.",
     )
 
 

@@ -72,7 +72,7 @@ class Admin:
         service = self._service
         now = service.clock.now()
         response = reports.status_response(
-            self._core.status(now), domain, self._huge_pages(), service.nvme
+            self._core.status(now), domain, self._huge_pages(), service.nvme, service.devices
         )
         response.version = __version__
         response.boot_id = service.boot_id
@@ -95,7 +95,8 @@ class Admin:
             return pb.ListResponse(namespaces=self.status_for(domain).namespaces)
         root = self._check_root(request.root_digest, identity)
         limit = min(request.limit or self._list_pages_max, self._list_pages_max)
-        return reports.list_response(self._core.list_pages(root, request.cursor, limit))
+        found = self._core.list_pages(root, request.cursor, limit)
+        return reports.list_response(found, self._service.devices)
 
     def explain(self, request: pb.ExplainRequest, peer: Peer) -> pb.ExplainResponse:
         """How far a prefix matches and why it ends there."""
@@ -106,7 +107,7 @@ class Admin:
         return pb.ExplainResponse(
             pages_asked=found.pages_asked,
             pages_present=found.pages_present,
-            components=found.components,
+            components=reports.with_copies(found, self._service.devices),
             ends_because=found.ends_because,
         )
 

@@ -22,7 +22,7 @@ import pytest
 
 from anchorstore.cli.main import main
 from anchorstore.client import Client, ClientOptions, NamespaceSpec, NeedAll
-from anchorstore.errors import DataError, LeaseError
+from anchorstore.errors import DataError, LeaseError, Unavailable
 from anchorstore.testing.daemon import Daemon
 from anchorstore.tiers.nvme.format import slot_bytes_of
 from anchorstore.tiers.nvme.offline import check_device
@@ -96,8 +96,8 @@ class World:
                 for need, out in enumerate(found):
                     window.blocks(need).copy_into(out)
                 window.verify()
-            except (LeaseError, DataError):  # killed meanwhile: said so, which is right
-                return False
+            except (LeaseError, DataError, Unavailable):
+                return False  # killed meanwhile: said so, which is right
             assert_right(made, found)
         return True
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from anchorstore.layout import Component
+from anchorstore.server.core.engines import LetGo
 from anchorstore.server.core.evicting import evict, take_slots
 from anchorstore.server.core.moving import DemoteTicket
 from anchorstore.server.core.policy import Field, Scope, next_leaves
@@ -104,8 +105,35 @@ def take_used(state: State, pages_max: int) -> U32:
     return state.blocks.cold.take(rows)
 
 
+def note_let_go(state: State, pages: U32) -> None:
+    """No engine holds these pages [n] any more, distinct: what nvme lacks of them is written ahead
+    of need, in either mode; those that it has whole go first when dram needs room."""
+    state.index.let_go[pages] = LetGo.YES
+    state.counters["pages_let_go"] += len(pages)
+    put_first(state, pages)
+    rows = state.blocks.of_pages(state.index, pages)
+    rows = rows[state.dram.holds(rows) & (state.blocks.cold.take(rows) == 0)]
+    if len(rows):
+        owner = int(state.index.namespace[pages[0]])
+        passed_over = state.movement.waiting.note(state.blocks, owner, rows[state.admitted(rows)])
+        state.counters["nvme_blocks_passed_over"] += passed_over
+
+
+def put_first(state: State, pages: U32) -> None:
+    """Of these pages those that are let go and whole in nvme leave dram before all others."""
+    index, table = state.index, state.blocks
+    pages = pages[index.let_go.take(pages) == LetGo.YES]
+    rows = table.of_pages(index, pages)
+    lacking = table.page.take(rows[table.cold.take(rows) == 0])
+    safe = pages[~np.isin(pages, lacking) & (index.first_block.take(pages) != 0)]
+    index.let_go[safe] = LetGo.SAFE
+    state.announce_leaves(state.dram, safe)
+
+
 def _writable(state: State, rows: U32) -> U32:
-    """Those of these blocks in dram that are admitted and not being written already."""
+    """Those of these blocks in dram, each once, that are admitted and not being written already."""
+    _, first = np.unique(rows, return_index=True)
+    rows = rows[np.sort(first)]  # a block may wait twice: since its seal, and since it was let go
     fits = state.admitted(rows)
     if state.movement.demoting:
         fits &= ~np.isin(rows, np.fromiter(state.movement.demoting, np.uint32))
@@ -312,6 +340,8 @@ def finish_demote(state: State, ticket_id: int, ok: Bools) -> Bools:
     _reserve(state, nvme, rows, -1)
     stands: Bools = ok & (table.page.take(rows) != 0)
     state.place(nvme, rows[stands].astype(np.uint32), lambda: _set_cold(state, ticket, stands))
+    if state.history.follows_engines:
+        put_first(state, np.unique(table.page.take(rows[stands])))
     if len(lost := np.flatnonzero(~stands)):
         nvme.pool.give(ticket.segment_ids[lost], ticket.slots[lost])
     nvme.cold_pool.back(ticket.segment_ids[stands], ticket.slots[stands])

@@ -8,6 +8,7 @@ tier continues them), so a path shrinks from its end and never gets a hole in th
 
     Scope        what room is wanted for: a slot class, a component, a namespace
     LeafQueues   a tier's: one LeafOrder a scope (leaf_order.py), in the tier's policy (policies.py)
+                 but for what no engine holds any more: that may leave dram first (events.py)
                        |
     take_leaves  walks it and takes what may go       next_leaves  what that would be, and no more
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from anchorstore.server.core.leaf_order import LeafOrder
+from anchorstore.server.core.leaf_order import Early, LeafOrder
 from anchorstore.server.core.policies import Lru, Policy
 from anchorstore.server.core.types import U32, Bools
 
@@ -167,9 +168,9 @@ class LeafQueues:
     """A tier's orders: one a scope, made when first needed.  Only a cache: dropping them loses
     nothing."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.is_by_use = isinstance(policy, Lru)
+    def __init__(self, policy: Policy, early: Early | None = None) -> None:
+        self.policy, self._early = policy, early
+        self.is_by_use = isinstance(policy, Lru) and early is None
         self.by_scope: dict[Scope, tuple[LeafOrder, ScopeLeaves]] = {}
 
     def of(self, state: State, tier: Tier, scope: Scope) -> tuple[LeafOrder, ScopeLeaves]:
@@ -179,7 +180,11 @@ class LeafQueues:
                 self.by_scope.clear()
             leaves = ScopeLeaves(state, tier, scope)
             order = LeafOrder(
-                self.policy, tier.columns_of(self.policy), leaves, patience_ticks=PATIENCE_TICKS
+                self.policy,
+                tier.columns_of(self.policy),
+                leaves,
+                patience_ticks=PATIENCE_TICKS,
+                early=self._early,
             )
             self.by_scope[scope] = order, leaves
         return self.by_scope[scope]
@@ -198,6 +203,11 @@ class LeafQueues:
         this scope or another, the orders look."""
         for order, _ in self.by_scope.values():
             order.announce(page)
+
+    def announce_all(self, pages: U32) -> None:
+        """The same of many pages [n]."""
+        for order, _ in self.by_scope.values() if len(pages) else ():
+            order.announce_all(pages)
 
 
 def take_leaves(

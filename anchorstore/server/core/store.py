@@ -23,6 +23,8 @@ from anchorstore.layout import Layout
 from anchorstore.server.core import (
     demoting,
     devices,
+    ending,
+    events,
     evicting,
     promoting,
     reports,
@@ -45,6 +47,7 @@ from anchorstore.server.core.types import (
     U64,
     BlockColumns,
     Bools,
+    EventsResult,
     Explanation,
     Gone,
     LookupResult,
@@ -123,25 +126,15 @@ class Store:
         self._state.ensure(session.connections > 0, "more connections closed than opened")
         session.connections -= 1
         if not session.connections:
-            self._end(session)
+            ending.end_session(self._state, session)
 
     def is_open(self, session_id: bytes) -> bool:
         """Whether the session has not ended; no use of it."""
         return session_id in self._state.registry.sessions
 
     def end_session(self, session_id: bytes, now: float) -> None:
-        """Ends the session with its leases and reservations."""
-        self._end(self._session(session_id, now))
-
-    def _end(self, session: Session) -> None:
-        state = self._state
-        for lease_id in list(session.leases):
-            reading.end_lease(state, lease_id)
-        for reservation in list(session.reservations.values()):
-            reserving.abort(state, reservation)
-        state.registry.detach(session)
-        state.counters["sessions_ended"] += 1
-        state.note("end", session.session_id.hex(), session.name)
+        """Ends the session with its leases, reservations and pins."""
+        ending.end_session(self._state, self._session(session_id, now))
 
     # ---- writing ----
 
@@ -258,10 +251,12 @@ class Store:
         """Pages [32 n bytes] that were read without a lookup, for the eviction's order."""
         reading.touch(self._state, self._session(session_id, now), hashes)
 
-    def pin(self, session_id: bytes, hashes: bytes, now: float) -> int:
-        """Keeps what these pages [32 n bytes] hold in dram from eviction, as an engine uses them: a
-        lease without places, renewed and released like any other; 0 where nothing is held."""
-        return reading.pin(self._state, self._session(session_id, now), hashes, now)
+    def note_events(
+        self, session_id: bytes, kinds: U8, hashes: bytes, is_cleared: bool, now: float
+    ) -> EventsResult:
+        """What the session's engine tells of its own cache: one `Event` a path hash; events.py."""
+        session = self._session(session_id, now)
+        return events.note(self._state, session, kinds, hashes, is_cleared, now)
 
     # ---- nvme ----
 
@@ -321,17 +316,8 @@ class Store:
     # ---- time and pressure ----
 
     def expire(self, now: float) -> None:
-        """Ends leases, reservations and idle sessions whose time is over."""
-        state = self._state
-        for lease_id in state.leases.deadlines.due(now):
-            reading.end_lease(state, lease_id)
-            state.counters["leases_expired"] += 1
-        for reservation_id in state.reservations.due(now):
-            reserving.close(state, state.reservation_by_id[reservation_id])
-            state.counters["reservations_expired"] += 1
-        for session_id in state.registry.idle.due(now):
-            self._end(state.registry.sessions[session_id])
-            state.counters["sessions_expired"] += 1
+        """Ends leases, reservations, idle sessions and silent engines whose time is over."""
+        ending.expire(self._state, now)
 
     def evict_step(self, now: float, limit_blocks: int) -> int:
         """Watermark work, about `limit_blocks` blocks a tier at most; returns how many went."""
@@ -360,10 +346,7 @@ class Store:
 
     def next_deadline(self) -> float | None:
         """When `expire` has work next."""
-        state = self._state
-        lines = (state.leases.deadlines, state.reservations, state.registry.idle)
-        ends = [end for line in lines if (end := line.next_deadline()) is not None]
-        return min(ends, default=None)
+        return ending.next_deadline(self._state)
 
     # ---- operators ----
 

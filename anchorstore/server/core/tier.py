@@ -16,6 +16,7 @@ left every tier is forgotten (state.py).
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,10 @@ from anchorstore.layout import Component
 from anchorstore.server.core.admission import Admission, Always
 from anchorstore.server.core.blocks import Blocks
 from anchorstore.server.core.cold_pool import ColdPool
+from anchorstore.server.core.engines import LetGo
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.page_columns import TierColumns
-from anchorstore.server.core.policies import Lru, Pages, Policy
+from anchorstore.server.core.policies import Lru, Pages, Policy, Rows
 from anchorstore.server.core.policy import LeafQueues
 from anchorstore.server.core.pool import Pool, SlotClass
 from anchorstore.server.core.sessions import KINDS_MAX, Kind, NamespaceRecord
@@ -221,6 +223,11 @@ class DramTier(Tier):
         pool = Pool([config.segments], config.segment_bytes, config.component_share)
         super().__init__(index, blocks, pool, config)
         self.alone = config.nvme is None
+        if "let_go" in config.page_columns():
+            self.queues = LeafQueues(config.policy or Lru(), self._goes_early)
+
+    def _goes_early(self, pages: Rows) -> Any:
+        return self.index.let_go[pages] == LetGo.SAFE
 
     def class_of(self, kind: Kind) -> SlotClass:
         return kind.slot_class
@@ -283,6 +290,7 @@ class NvmeTier(Tier):
         self.admission = shape.admission or Always()
         self.cold_pool = ColdPool(shape)
         super().__init__(index, blocks, self.cold_pool, shape)
+        self._follows_engines = hasattr(index, "let_go")
 
     def class_of(self, kind: Kind) -> SlotClass | None:
         return kind.cold_class
@@ -346,6 +354,9 @@ class NvmeTier(Tier):
     def clear(self, blocks: U32) -> None:
         self.blocks.cold[blocks] = 0
         self.blocks.version += 1
+        if self._follows_engines:
+            pages, let_go = self.blocks.page.take(blocks), self.index.let_go
+            let_go[pages] = np.minimum(let_go.take(pages), LetGo.YES)
 
     def charge(self, record: NamespaceRecord, size: int) -> None:
         record.cold_bytes += size

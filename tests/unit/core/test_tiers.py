@@ -412,21 +412,6 @@ def test_dram_alone_has_one_tier_and_no_work() -> None:
     assert tier.name == "dram"
 
 
-def test_pin_keeps_pages_until_it_is_released() -> None:
-    small = Tiered(segments=1)
-    engine = small.session()
-    path = engine.path(2)
-    engine.put(path)
-    lease = small.store.pin(engine.session_id, path, 0.0)
-    assert lease and small.store.check() == []
-    fill_dram(engine, 6)
-    assert engine.present(path) == [True, True]
-    small.store.release(engine.session_id, [lease], 0.0)
-    fill_dram(engine, 6)
-    assert engine.present(path) == [False, False]
-    assert small.store.pin(engine.session_id, path, 0.0) == 0, "nothing is there to be kept"
-
-
 def test_reserved_share_is_nobody_elses() -> None:
     reserves = {("acme", "kept"): 2 * 4096}
     small = Small(segments=1, reserves=reserves)

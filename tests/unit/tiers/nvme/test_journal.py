@@ -424,7 +424,8 @@ def test_footer_of_any_or_changed_bytes_is_none(junk: bytes, at: int, change: in
     assert not nvme_format.is_footer(junk, 5)
     footers = np.zeros(1, nvme_format.FOOTER)
     footers["device_key"], footers["path_hash"], footers["page"] = 5, 77, 3
-    whole = nvme_format.sealed_footers(footers)
+    nvme_format.seal_footers(footers)
+    whole = footers.tobytes()
     assert nvme_format.is_footer(whole, 5) and not nvme_format.is_footer(whole, 6)
     changed = bytearray(whole)
     changed[at] ^= change
