@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from anchorstore.client import getting, lookups, reserving
+from anchorstore.client import device, getting, lookups, reserving
 from anchorstore.client.blocking import Driver
+from anchorstore.client.blocks import BlocksBase
 from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
 from anchorstore.client.events import QUEUE_PAGES_DEFAULT, EventPublisher
 from anchorstore.client.face import Face, joining_session, new_session, opened
-from anchorstore.client.handles import BlocksBase, WindowBase
+from anchorstore.client.handles import WindowBase
 from anchorstore.client.lookups import Found
 from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
 from anchorstore.client.session import Session, log
@@ -168,6 +169,18 @@ class Client(Face):
         """
         return Window(self, self._run(opened(self._session, exported)), is_borrowed=True)
 
+    def lend_device_memory(
+        self, address: int, size_bytes: int, deadline_seconds: float | None = None
+    ) -> int:
+        """Lends memory of ClientOptions.device to the daemon, which fills it with copies of hot
+        blocks; how many bytes of it are used.  Good for the session: a new one must lend anew.
+        The memory must stay until the client is closed and must not be written meanwhile.
+
+        Forbidden, CapacityFull or InvalidRequest where the daemon takes none (tiers.hbm).
+        """
+        until = self._session.until(deadline_seconds)
+        return self._run(device.lend_steps(self._session, address, size_bytes, until))
+
     # ---- put ----
 
     def reserve(
@@ -274,6 +287,14 @@ class Blocks(BlocksBase):
         Unavailable where the bytes are not to be had: what was copied is worth nothing then.
         """
         self._window.run(self.copy_steps(destination, deadline_seconds))
+
+    def copy_to_device(self, destination: Any, deadline_seconds: float | None = None) -> None:
+        """The same into device memory (client.device.device_bytes says what that may be), complete
+        when it returns: within the device where the daemon has copies there, else from the pool.
+
+        Needs ClientOptions.device.  Unavailable also where that device fails.
+        """
+        self._window.run(self.copy_to_device_steps(destination, deadline_seconds))
 
     def _need_loaded(self) -> None:
         if not self.is_loaded:

@@ -38,6 +38,7 @@ class Counters:
         blocks_sealed, blocks_known, blocks_declined, blocks_mismatched: outcomes of puts.
         bytes_read: copied out by copy_into or fetched from a remote daemon; reads in place are
             not seen.
+        blocks_on_device: copied to a device from copies that lay there; the others crossed the bus.
         bytes_written: sealed blocks' bytes.
         connections: opened; sessions: attached.  Both above 1 mean reconnects.
         events_sent, events_dropped: of an engine's own cache (Client.events): told, and not told
@@ -57,6 +58,7 @@ class Counters:
     blocks_declined: int = 0
     blocks_mismatched: int = 0
     bytes_read: int = 0
+    blocks_on_device: int = 0
     bytes_written: int = 0
     connections: int = 0
     sessions: int = 0

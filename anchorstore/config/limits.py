@@ -124,8 +124,8 @@ class LimitsConfig:
     waiting_lookups: int = setting(
         values.count(1, 65_536),
         1024,
-        "Lookups that wait for blocks from nvme at once; a further one is answered by what memory "
-        "holds.",
+        "Lookups that wait for blocks from nvme at once, at most half of them one namespace's; a "
+        "further one is answered by what memory holds.",
         "Many engines that look up cold prefixes at once.",
     )
     evict_step_blocks: int = setting(

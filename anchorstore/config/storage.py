@@ -9,8 +9,15 @@ import dataclasses
 from collections.abc import Mapping
 
 from anchorstore.config import values
-from anchorstore.config.eviction import policy_setting, ttl_setting
+from anchorstore.config.eviction import (
+    high_watermark_setting,
+    low_watermark_setting,
+    policy_setting,
+    share_setting,
+    ttl_setting,
+)
 from anchorstore.config.fields import setting
+from anchorstore.config.hbm import HbmConfig
 from anchorstore.config.nvme import NvmeConfig
 from anchorstore.units import GIB, MIB
 
@@ -56,37 +63,23 @@ class DramConfig:
         "the memory is found at start.  readyz answers 503 until it is done.",
         "false for a quick start with a large pool on a test machine.",
     )
-    anchor_share: float = setting(
-        values.fraction(),
+    anchor_share: float = share_setting(
         0.25,
-        "Largest part of the pool's segments that anchor blocks may take (at least one segment).",
+        "anchor blocks",
         "By the model: anchors / (anchors + kv) of `anchorstore size`, and some room.",
     )
-    kv_share: float = setting(
-        values.fraction(),
+    kv_share: float = share_setting(
         0.75,
-        "Largest part of the pool's segments that kv blocks may take (at least one segment).",
+        "kv blocks",
         "Together with tiers.dram.anchor_share; the shares may sum to more than 1.",
     )
-    state_share: float = setting(
-        values.fraction(),
+    state_share: float = share_setting(
         0.25,
-        "Largest part of the pool's segments that exact checkpoints may take (at least one "
-        "segment).",
+        "exact checkpoints",
         "When engines store checkpoints: each is as large as hundreds of pages of anchors.",
     )
-    high_watermark: float = setting(
-        values.fraction(),
-        0.95,
-        "Part of a component's capacity above which blocks are evicted ahead of need.",
-        "Lower where puts come in bursts.",
-    )
-    low_watermark: float = setting(
-        values.fraction(),
-        0.9,
-        "Part of a component's capacity at which such an eviction stops.",
-        "Together with tiers.dram.high_watermark.",
-    )
+    high_watermark: float = high_watermark_setting(0.95, "Lower where puts come in bursts.")
+    low_watermark: float = low_watermark_setting(0.9)
     mirror_engines: bool = setting(
         values.switch(),
         True,
@@ -124,6 +117,7 @@ class TiersConfig:
 
     dram: DramConfig = dataclasses.field(default_factory=DramConfig)
     nvme: NvmeConfig = dataclasses.field(default_factory=NvmeConfig)
+    hbm: HbmConfig = dataclasses.field(default_factory=HbmConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

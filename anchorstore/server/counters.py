@@ -140,10 +140,10 @@ COUNTERS = (
     ),
     CounterSpec(
         "hbm_copies",
-        "Copies of blocks on a CUDA device, by event: made, found (by lookups), failed, evicted "
-        "(for others), lost (with the device).",
+        "Copies of blocks on CUDA devices, by event: made, found (by lookups), failed, evicted "
+        "(for others), dropped (their block has left memory), lost (with the device).",
         ("event",),
-        _by_suffix("copies", "made", "found", "failed", "evicted", "lost"),
+        _by_suffix("copies", "made", "found", "failed", "evicted", "dropped", "lost"),
     ),
     CounterSpec(
         "promotions",
@@ -234,6 +234,7 @@ GAUGES_AMONG_COUNTERS: Mapping[str, str] = {
     "demotes_in_flight": "Batches being written to nvme.",
     "promotes_in_flight": "Batches being read from nvme.",
     "lookups_waiting": "Lookups that wait for blocks from nvme.",
+    "nvme_reads_waiting": "Blocks whose namespaces wait for their turn at a device.",
     "engines": "Engines that tell of their own caches.",
     "pinned_pages": "Pages that engines keep in memory.",
     "pinned_bytes": "Memory of those.",

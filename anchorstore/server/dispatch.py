@@ -106,6 +106,7 @@ class Dispatcher:
             Method.RENEW: service.renew,
             Method.RELEASE: service.release,
             Method.TOUCH: service.touch,
+            Method.LEND: service.lend,
             Method.EVENTS: EngineEvents(service).events,
             Method.STATUS: admin.status,
             Method.LIST: admin.list_pages,

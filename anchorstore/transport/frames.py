@@ -62,6 +62,7 @@ class Method(enum.IntEnum):
     MAP = 16
     WRITE = 17
     READ = 18
+    LEND = 19
     STATUS = 32
     LIST = 33
     CHECK = 34
@@ -85,6 +86,7 @@ MESSAGES: dict[Method, tuple[type[Message], type[Message]]] = {
     Method.MAP: (store.MapRequest, store.MapResponse),
     Method.WRITE: (store.WriteRequest, store.WriteResponse),
     Method.READ: (store.ReadRequest, store.ReadResponse),
+    Method.LEND: (store.LendRequest, store.LendResponse),
     Method.STATUS: (admin.StatusRequest, admin.StatusResponse),
     Method.LIST: (admin.ListRequest, admin.ListResponse),
     Method.CHECK: (admin.CheckRequest, admin.CheckResponse),

@@ -23,6 +23,7 @@ from engine_adapter.budget import (
 )
 
 STRATEGIES = ("suffix_replay", "kv_only")
+ANCHOR_DTYPES = ("model", "float32")
 MEBIBYTE = 2**20
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 """What JSON may hold for a field's annotation."""
@@ -38,6 +39,8 @@ class Settings:
         rows_per_page, ratio, max_rows, margin_tokens: the replay budget (engine_adapter.budget).
         strategy: "suffix_replay", or "kv_only": linear states from zero, the control.
         model: the namespace's model; the served model's last path part by default.
+        anchor_dtype: "model": the stream rounded to the model's dtype; "float32": not rounded, as
+            the engine's norms see it where layers hand on two tensors; twice the bytes.
         kv_shards: pieces that the key-value heads are stored in; engines of any tensor-parallel
             size up to this share pages.  0: one a head, at most 8.
         deadline_seconds: longest that one lookup may hold up the scheduler.
@@ -64,6 +67,7 @@ class Settings:
     margin_tokens: int = MARGIN_TOKENS_DEFAULT
     strategy: str = "suffix_replay"
     model: str = ""
+    anchor_dtype: str = "model"
     kv_shards: int = 0
     deadline_seconds: float = 0.25
     bring_in_seconds: float = 2.0
@@ -80,10 +84,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.daemon:
             raise ConfigError('vllm: extra config "daemon" is missing, e.g. "unix:///run/x.sock"')
-        if self.strategy not in STRATEGIES:
-            raise ConfigError(
-                f"vllm: strategy is {self.strategy!r}, must be one of {', '.join(STRATEGIES)}"
-            )
+        for name, known in (("strategy", STRATEGIES), ("anchor_dtype", ANCHOR_DTYPES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"vllm: {name} is {value!r}, must be one of {', '.join(known)}")
         for name in ("spaces_max", "staging_mebibytes", "queue_mebibytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must be at least 1")

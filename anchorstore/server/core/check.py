@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 
 import numpy as np
 
@@ -240,7 +241,8 @@ def _writing_to(state: State, tier: Tier) -> list[Ticket | DemoteTicket | Promot
 
 def _pool(pool: Pool) -> list[str]:
     found = []
-    indexes = sorted([*pool.unused, *(segment.index for segment in pool.by_id.values())])
+    unused = itertools.chain.from_iterable(pool.unused)
+    indexes = sorted([*unused, *(segment.index for segment in pool.by_id.values())])
     closed = pool.closed if isinstance(pool, ColdPool) else set()
     shelved = [segment_id - 1 for segment_id in closed - pool.by_id.keys()]
     if sorted([*indexes, *shelved]) != list(range(pool.segments)):
@@ -252,7 +254,8 @@ def _pool(pool: Pool) -> list[str]:
             found.append(f"pool: {component.name} miscounted")
     for slot_class in pool.classes.values():
         roomy = {segment.segment_id for segment in slot_class.segments if segment.slab.free}
-        if not roomy - closed <= set(slot_class.roomy) or closed & set(slot_class.roomy):
+        offered = set(itertools.chain.from_iterable(slot_class.roomy))
+        if not roomy - closed <= offered or closed & offered:
             found.append(f"pool: free slots of class {slot_class.class_id} are not on offer")
     return found
 

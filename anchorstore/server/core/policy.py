@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 QUEUES_MAX = 64
+PASSED_MAX = 4_096
+"""Pages that a rule keeps from going before a walk gives up."""
+
 PATIENCE_TICKS = 16_384
 """How long an order holds whose keys drift: measuring anew reads all leaves."""
 
@@ -220,9 +223,9 @@ def take_leaves(
     them; and the holes that go with those.
 
     Only pages last used before tick `before`, or, where `rather_than` names pages, those that would
-    go before any of these; a page with a busy block, one that `may_go` refuses,
-    and one of a namespace's reserved share, is passed over.  They count as out of the tier; the
-    caller takes their blocks out at once (`State.leave`).
+    go before any of these; a page with a busy block, one that `may_go` refuses, and one of a
+    namespace's reserved share, is passed over: where there is a `may_go`, at most PASSED_MAX.  They
+    count as out of the tier; the caller takes their blocks out at once (`State.leave`).
     """
     order, leaves = tier.queues.of(state, tier, scope)
     chosen: list[int] = []
@@ -233,6 +236,7 @@ def take_leaves(
     if want_bytes <= 0:
         return chosen, holes
     limit: int | None = None
+    passed = 0
     with order.walk(state.moment) as walk:
         for page in walk:
             if rather_than is not None:
@@ -247,6 +251,9 @@ def take_leaves(
                 continue
             if leaves.busy or not all(rule(page) for rule in rules):
                 walk.keep(page)
+                passed += may_go is not None
+                if passed >= PASSED_MAX:
+                    break
             else:
                 want_bytes -= leaves.room_bytes
                 chosen.append(page)

@@ -30,6 +30,7 @@ from anchorstore.server.core.leases import Deadlines
 from anchorstore.server.core.pool import SlotClass
 from anchorstore.server.core.store_config import cold_slot_bytes_of
 from anchorstore.server.core.types import ANY_LINEAGE, U8, U64, StoreConfig
+from anchorstore.server.core.work import KnownNamespace
 from anchorstore.transport.segment import layout_key, slot_bytes_of
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ class NamespaceRecord:
     pages: int = 0
     engines: int = 0  # bits of the engines whose holdings are known: engines.py
     sessions: set[bytes] = dataclasses.field(default_factory=set)
+
+    @property
+    def known(self) -> KnownNamespace:
+        """What is kept over a restart."""
+        return KnownNamespace(self.namespace, self.max_lineage, self.enabled)
 
     def stores(self, lineage: int) -> bool:
         """Whether blocks of this lineage are taken."""

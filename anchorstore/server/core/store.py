@@ -21,7 +21,6 @@ from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import Layout
 from anchorstore.server.core import (
-    audit,
     demoting,
     devices,
     ending,
@@ -34,7 +33,7 @@ from anchorstore.server.core import (
     sealing,
 )
 from anchorstore.server.core import lookup as reading
-from anchorstore.server.core.audit import BlockTable
+from anchorstore.server.core.audit import Audit
 from anchorstore.server.core.check import violations
 from anchorstore.server.core.planning import Plans, Reach
 from anchorstore.server.core.policies import Policy
@@ -61,7 +60,7 @@ from anchorstore.server.core.types import (
     StoreConfig,
     StoreStatus,
 )
-from anchorstore.server.core.work import DemoteWork, Restored
+from anchorstore.server.core.work import DemoteWork, KnownNamespace, Restored
 
 
 class Store:
@@ -73,6 +72,7 @@ class Store:
         self.boot_id = boot_id
         self._state = State(config, boot_id + secret)
         self._plans = Plans()
+        self.audit = Audit(self._state)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -262,7 +262,7 @@ class Store:
 
     def restore(
         self,
-        namespaces: Sequence[tuple[Namespace, int]],
+        namespaces: Sequence[KnownNamespace],
         layouts: Sequence[Layout],
         entries: Entries,
     ) -> Restored:
@@ -274,10 +274,13 @@ class Store:
         """Sealed blocks that wait to be written to nvme."""
         return len(self._state.movement.waiting)
 
-    def begin_demote(self, limit_blocks: int, now: float) -> DemoteWork | None:
+    def begin_demote(
+        self, limit_blocks: int, now: float, room: Sequence[int] | None = None
+    ) -> list[DemoteWork]:
         """What to write to nvme next, at most so many blocks: what was sealed lately, then what
-        dram would give up next.  The shell writes, then calls finish_demote with the ticket."""
-        return demoting.begin_demote(self._state, limit_blocks)
+        dram would give up next.  `room` says how many each device may take, None for any number.
+        The shell writes each work, then calls finish_demote with its ticket."""
+        return demoting.begin_demote(self._state, limit_blocks, room)
 
     def finish_demote(self, ticket: int, ok: Bools, now: float) -> Bools:
         """Ends a DemoteWork; returns which blocks [n] have a place in nvme now, for the journal.
@@ -292,6 +295,10 @@ class Store:
         """Units whose blocks have gone since the last call, for the journal."""
         nvme = self._state.nvme
         return np.zeros(0, np.uint32) if nvme is None else nvme.cold_pool.take_gone_units()
+
+    def take_cold_used(self, pages_max: int) -> U32:
+        """Units whose blocks were used since the last call, in order of use, for the journal."""
+        return demoting.take_used(self._state, pages_max)
 
     def close_segments(self, segment_ids: Iterable[int]) -> None:
         """These segments of nvme get no more blocks: their device cannot be written."""
@@ -348,25 +355,20 @@ class Store:
         """How far a prefix matches and why it ends there."""
         return reports.explain(self._state, root, hashes)
 
-    def set_enabled(self, root: bytes, enabled: bool) -> str:
+    def set_enabled(self, root: bytes, enabled: bool) -> KnownNamespace:
         """The kill switch: a namespace that is off misses every lookup, declines every write.
-        Returns its domain."""
+        Returns what is to be kept of it over a restart."""
         record = self._state.registry.namespace_of_root(root)
         record.enabled = enabled
         self._state.note("enabled" if enabled else "disabled", root.hex())
         self._state.registry.forget_namespace_if_idle(record)
-        return record.namespace.domain
+        return record.known
 
     def remove(self, root: bytes, path_hash: bytes | None) -> Removed:
         """Removes a namespace's blocks, or those of one page and of all that continue it."""
         if path_hash is not None and len(path_hash) != DIGEST_BYTES:
             raise InvalidRequest(f"path hash has {len(path_hash)} bytes, must have 32")
         return reports.remove(self._state, root, path_hash)
-
-    def sealed_blocks(self, cursor: int, limit: int) -> tuple[BlockTable, int]:
-        """Where up to `limit` sealed blocks lie, from `cursor` on (start with 0), and the next
-        cursor, 0 at the end."""
-        return audit.sealed_blocks(self._state, cursor, limit)
 
     def check(self) -> list[str]:
         """Every invariant of the store, walked; violations in words, [] where all is well."""

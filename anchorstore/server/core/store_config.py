@@ -54,6 +54,7 @@ class NvmeShape:
     Attributes:
         segments: segments of all devices together.
         segment_bytes: size of each, a multiple of 4 KiB.
+        devices: how many of them each device has, in order; () for one device.
         component_share, high_watermark, low_watermark: as StoreConfig's.
         ahead: whether every sealed block is written, soon ("behind"); else only what eviction
             would drop next ("demote").
@@ -75,8 +76,11 @@ class NvmeShape:
     reserves: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     policy: Policy | None = None
     admission: Admission | None = None
+    devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.devices:
+            assert min(self.devices) > 0 and sum(self.devices) == self.segments, self.devices
         assert self.segments > 0 and self.segment_bytes > 0 and self.queue_blocks > 0, self
         assert self.segment_bytes % UNIT_BYTES == 0, f"segments of {self.segment_bytes} bytes"
         units = (self.segments + 1) * self.segment_units

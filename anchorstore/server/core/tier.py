@@ -116,6 +116,15 @@ class Tier(abc.ABC):
         """Which blocks that have a place here lie in such segments."""
         return np.zeros(len(blocks), np.bool_)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether some segments may get no block at this moment."""
+        return False
+
+    def with_room(self, blocks: U32) -> Bools:
+        """Which blocks that have a place here lie where another may be written at this moment."""
+        return np.ones(len(blocks), np.bool_)
+
     @abc.abstractmethod
     def segments_of(self, blocks: U32) -> U32:
         """Segment ids of blocks that have a place here."""
@@ -211,7 +220,7 @@ class DramTier(Tier):
     name = "dram"
 
     def __init__(self, index: PageIndex, blocks: Blocks, config: StoreConfig) -> None:
-        pool = Pool(config.segments, config.segment_bytes, config.component_share)
+        pool = Pool([config.segments], config.segment_bytes, config.component_share)
         super().__init__(index, blocks, pool, config)
         self.alone = config.nvme is None
         if "let_go" in config.page_columns():
@@ -309,6 +318,15 @@ class NvmeTier(Tier):
     def closed(self, blocks: U32) -> Bools:
         ids = np.array(sorted(self.cold_pool.closed), np.uint32)
         return np.isin(self.segments_of(blocks), ids)
+
+    @property
+    def is_short(self) -> bool:
+        return self.cold_pool.stripes.is_short
+
+    def with_room(self, blocks: U32) -> Bools:
+        stripes = self.cold_pool.stripes
+        having = np.array([stripes.has_room(device) for device in range(len(stripes))], np.bool_)
+        return having[stripes.devices_of(self.segments_of(blocks))]
 
     def segments_of(self, blocks: U32) -> U32:
         return self.blocks.cold.take(blocks) // np.uint32(self.shape.segment_units)

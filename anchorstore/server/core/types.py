@@ -318,7 +318,7 @@ class StoreStatus:
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockStatus:
     """One sealed block, for operators.  `bytes` are those of its slot in the fastest of its
-    `tiers`."""
+    `tiers`; `place` [1] is the one in dram, segment 0 where it has none."""
 
     component: Component
     layout_digest: bytes
@@ -326,6 +326,7 @@ class BlockStatus:
     lineage: int
     leases: int
     bytes: int
+    place: Places
     tiers: tuple[str, ...] = ("dram",)
 
 
@@ -349,12 +350,14 @@ class PageList:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """How far a prefix matches and why it ends there."""
+    """How far a prefix matches and why it ends there.  `places` has, for each line of
+    `components`, where those blocks lie in dram [n]; segment 0 where one does not."""
 
     pages_asked: int
     pages_present: int
     components: list[str]
     ends_because: str
+    places: list[Places]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

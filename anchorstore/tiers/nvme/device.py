@@ -233,6 +233,11 @@ class NvmeDevice:
         if self.journal:
             self.journal.note_gone(units - np.uint32(self.base_unit))
 
+    def note_used(self, units: npt.NDArray[np.uint32]) -> None:
+        """Units whose blocks were used, in the order of use; as in plans."""
+        if self.journal:
+            self.journal.note_used(units - np.uint32(self.base_unit))
+
     def flush(self) -> Future[None]:
         """Done when everything noted before is on the device, or never will be."""
         if self.journal:
