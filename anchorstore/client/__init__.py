@@ -11,8 +11,8 @@ Reading order::
     handover.py   leases for other processes      buffers.py    bytes, arrays, tensors
     device.py     blocks into a CUDA device's memory
     events.py     what an engine's own cache does
-    blocking.py, client.py         the blocking face
-    aio.py, async_client.py        the asyncio face
+    blocking.py, client.py, janitor.py     the blocking face
+    aio.py, async_client.py                the asyncio face
 """
 
 import logging

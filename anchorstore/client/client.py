@@ -1,15 +1,10 @@
 """Client: what an engine's threads call.  The verbs that wait, over blocking.Driver.
 
-Ended leases wait for the next lookup to take them along.  Where none comes, a small thread ends
-them after release_linger_seconds; it is there only while leases wait, so a client that stops
-calling does not sit on its leases until they run out.
+Ended leases wait for the next lookup to take them along, or for janitor.py.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,17 +17,15 @@ from anchorstore.client.effects import Steps
 from anchorstore.client.events import QUEUE_PAGES_DEFAULT, EventPublisher
 from anchorstore.client.face import Face, joining_session, new_session, opened
 from anchorstore.client.handles import WindowBase
+from anchorstore.client.janitor import Janitor
 from anchorstore.client.lookups import Found
 from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
-from anchorstore.client.session import Session, log
+from anchorstore.client.session import Session
 from anchorstore.client.writing import Answer, PutOutcome, ReservationBase
 from anchorstore.clock import Clock, SystemClock
-from anchorstore.errors import AnchorStoreError, HandleClosed
 from anchorstore.layout import Layout
 
 T = TypeVar("T")
-
-IDLE_ROUNDS = 8  # rounds without leases, after which the janitor's thread ends
 
 
 class Client(Face):
@@ -46,7 +39,7 @@ class Client(Face):
         super().__init__(session)
         self._driver = Driver(session)
         self._publisher: EventPublisher | None = None
-        self._janitor = _Janitor(self, session.options.release_linger_seconds)
+        self._janitor = Janitor(self, session.options.release_linger_seconds)
 
     @classmethod
     def connect(
@@ -366,54 +359,3 @@ class Reservation(ReservationBase):
         trace: TracebackType | None,
     ) -> None:
         self.abort()
-
-
-class _Janitor:
-    """A thread that ends leases which no lookup takes along; there only while some wait."""
-
-    def __init__(self, client: Client, linger_seconds: float) -> None:
-        self._client = weakref.ref(client)
-        self._session = client._session
-        self._linger_seconds = linger_seconds
-        self._lock = threading.Lock()
-        self._is_awake = False
-
-    def wake(self) -> None:
-        """Leases wait from now on."""
-        if self._is_awake:  # it looks at them once more after it has said that it is not
-            return
-        with self._lock:
-            is_there, self._is_awake = self._is_awake, True
-        if not is_there:
-            threading.Thread(target=self._work, name="anchorstore-janitor", daemon=True).start()
-
-    def _work(self) -> None:
-        idle = 0
-        while not self._may_end(idle):
-            time.sleep(self._linger_seconds)
-            idle = 0 if self._session.has_news else idle + 1
-            if self._session.has_news:
-                self._flush()
-
-    def _flush(self) -> None:
-        client = self._client()
-        if client is None:
-            return
-        try:
-            client.flush()
-        except HandleClosed:  # closed, or this is a fork: they are not ours to end
-            self._session.forget_news()
-        except AnchorStoreError as error:
-            log.debug("%s: leases were not ended: %s", client.address, error)
-
-    def _may_end(self, idle: int) -> bool:
-        if self._client() is None:
-            return True
-        if idle < IDLE_ROUNDS:
-            return False
-        self._is_awake = False
-        if not self._session.has_news:
-            return True
-        with self._lock:
-            is_replaced, self._is_awake = self._is_awake, True
-        return is_replaced
