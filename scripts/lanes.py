@@ -14,6 +14,8 @@ table and tests/tidy compares the two)::
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -89,9 +91,28 @@ def environment(soak: bool) -> dict[str, str]:
     }
 
 
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that these have, in any session."""
+    children: dict[int, list[int]] = collections.defaultdict(list)
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        children[int(fields[1])].append(int(entry.name))
+    found = [pid]
+    for parent in found:
+        found += children[parent]
+    return found[1:]
+
+
 def stop(process: subprocess.Popen[str]) -> None:
-    """Ends a lane with everything it started."""
-    os.killpg(process.pid, signal.SIGKILL)
+    """Ends a lane with everything it started; servers are in sessions of their own."""
+    for pid in [*descendants(process.pid), process.pid]:
+        with contextlib.suppress(ProcessLookupError):  # it went with its parent
+            os.kill(pid, signal.SIGKILL)
 
 
 def run(lane: Lane, soak: bool, options: list[str]) -> Outcome:

@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 from anchorstore.cli import connection
-from anchorstore.cli.options import non_empty
+from anchorstore.cli.options import non_empty, size
 from anchorstore.cli.output import add_json_option, number, plain, print_json
 from anchorstore.tiers.nvme.offline import Report, check_device
 from anchorstore.transport.frames import Method
@@ -28,7 +28,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "owns.  Exits with 1 where something is broken.",
     )
     parser.add_argument(
-        "--checksums", action="store_true", help="read every block again and compare its checksum"
+        "--checksums",
+        action="store_true",
+        help="read every block again, in memory and in nvme, and compare its checksum",
+    )
+    parser.add_argument(
+        "--rate",
+        type=size,
+        default=0,
+        metavar="SIZE",
+        help="with --checksums, read at most so much from nvme a second (256MiB); a large tier "
+        "needs a longer --deadline",
     )
     parser.add_argument(
         "--offline",
@@ -45,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Asks and prints."""
     if args.offline is not None:
         return run_offline(args)
-    request = admin_pb2.CheckRequest(checksums=args.checksums)
+    request = admin_pb2.CheckRequest(checksums=args.checksums, nvme_bytes_per_second=args.rate)
     with connection.connect(args) as daemon:
         answer = daemon.call(Method.CHECK, request, admin_pb2.CheckResponse)
     if args.json:
@@ -57,8 +67,11 @@ def run(args: argparse.Namespace) -> int:
 
 def check_text(answer: admin_pb2.CheckResponse) -> str:
     """The verdict, then a line a violation."""
-    verified = f", {number(answer.blocks_verified)} checksums" if answer.blocks_verified else ""
-    counted = f"{number(answer.pages)} pages, {number(answer.blocks)} blocks{verified}"
+    counted = f"{number(answer.pages)} pages, {number(answer.blocks)} blocks"
+    if answer.blocks_verified:
+        counted += f", {number(answer.blocks_verified)} checksums"
+    if answer.nvme_blocks_unread:
+        counted += f", {number(answer.nvme_blocks_unread)} blocks in nvme not read in time"
     if answer.ok:
         return f"ok: {counted}\n"
     lines = "".join(f"  {violation}\n" for violation in answer.violations)

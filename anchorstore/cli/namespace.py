@@ -21,7 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "namespace",
         help="turn a namespace off and on, live",
         description="Turns a namespace of a running daemon off and on.  Engines go on with "
-        "ordinary prefills while it is off.  A restart of the daemon turns it on.",
+        "ordinary prefills while it is off.  An nvme tier remembers it; without one, a restart "
+        "of the daemon turns it on.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, text in _ACTIONS.items():
@@ -38,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
         request = admin_pb2.SetNamespaceRequest(
             root_digest=space.root_digest, enabled=args.action == "enable"
         )
-        daemon.call(Method.SET_NAMESPACE, request, admin_pb2.SetNamespaceResponse)
+        answer = daemon.call(Method.SET_NAMESPACE, request, admin_pb2.SetNamespaceResponse)
     if args.json:
-        print_json({"root_digest": space.root_digest.hex(), "enabled": request.enabled})
+        shown = {"root_digest": space.root_digest.hex(), "enabled": request.enabled}
+        print_json({**shown, "until_restart": answer.until_restart})
     else:
-        print(f"{args.action}d {digest(space.root_digest)} {space.domain}/{space.model}")
+        lasts = " until the daemon starts again" if answer.until_restart else ""
+        print(f"{args.action}d {digest(space.root_digest)} {space.domain}/{space.model}{lasts}")
     return 0

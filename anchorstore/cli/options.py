@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anchorstore.units import parse_bytes
+
 
 class CommandParser(argparse.ArgumentParser):
     """A parser that refuses what it does not know itself, under its own usage; argparse hands it
@@ -34,6 +36,17 @@ def _integer(low: int, high: int, text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
     if not low <= value <= high:
         raise argparse.ArgumentTypeError(f"{value} is out of range, must be {low} to {high}")
+    return value
+
+
+def size(text: str) -> int:
+    """The type of an option that takes bytes, e.g. 64MiB; at least 1."""
+    try:
+        value = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small, must be at least 1B")
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from anchorstore.units import format_bytes
-from anchorstore.wire.v1 import store_pb2
+from anchorstore.wire.v1 import admin_pb2, store_pb2
 
 DIGEST_SHOWN = 12
 
@@ -105,3 +105,8 @@ def component_word(component: int) -> str:
     names = store_pb2.Component.DESCRIPTOR.values_by_number
     found = names.get(component)
     return found.name.removeprefix("COMPONENT_").lower() if found else str(component)
+
+
+def blocks_of(tier: admin_pb2.TierStatus) -> int:
+    """Blocks that a tier holds."""
+    return tier.blocks or sum(part.blocks for part in tier.components)

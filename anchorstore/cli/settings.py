@@ -38,6 +38,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a device below the pool, e.g. /mnt/nvme0:1TiB; repeatable (sets tiers.nvme.devices)",
     )
     parser.add_argument(
+        "--hbm",
+        metavar="DEVICE:SIZE",
+        action="append",
+        default=[],
+        help="a CUDA device's memory for hot copies, e.g. cuda:0:8GiB; repeatable (sets "
+        "tiers.hbm.devices)",
+    )
+    parser.add_argument(
         "--insecure-bind",
         action="store_true",
         help="bind beyond loopback without TLS and tokens (sets listen.insecure_bind)",
@@ -53,6 +61,8 @@ def overrides_of(args: argparse.Namespace) -> list[Override]:
     ]
     if args.nvme:
         found.append(Override("tiers.nvme.devices", ",".join(args.nvme), "--nvme"))
+    if args.hbm:
+        found.append(Override("tiers.hbm.devices", ",".join(args.hbm), "--hbm"))
     if args.insecure_bind:
         found.append(Override("listen.insecure_bind", "true", "--insecure-bind"))
     return found + [parse_override(text) for text in args.set]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from anchorstore.cli import connection
 from anchorstore.cli.output import (
     add_json_option,
+    blocks_of,
     component_word,
     digest,
     elapsed,
@@ -76,7 +77,7 @@ def tiers_text(status: admin_pb2.StatusResponse) -> str:
     for tier in status.tiers:
         whole = [tier.name, "all", format_bytes(tier.capacity_bytes)]
         whole += [share(tier.used_bytes, tier.capacity_bytes)]
-        whole += [number(sum(part.blocks for part in tier.components))]
+        whole += [number(blocks_of(tier))]
         whole += [number(tier.segments), number(tier.segments_free)]
         rows.append([*whole, "yes" if tier.huge_pages else "no"])
         for part in tier.components:
@@ -87,7 +88,7 @@ def tiers_text(status: admin_pb2.StatusResponse) -> str:
 
 
 def devices_text(status: admin_pb2.StatusResponse) -> str:
-    """A line a device of the nvme tier."""
+    """A line a device of nvme and of hbm."""
     headers = ["DEVICE", "STATE", "ENGINE", "CAPACITY", "READ", "WRITTEN", "ERRORS", "LATE"]
     rows = []
     for device in (device for tier in status.tiers for device in tier.devices):

@@ -16,7 +16,7 @@ import sys
 import time
 
 from anchorstore.cli import connection
-from anchorstore.cli.output import elapsed, number, plain, share, table
+from anchorstore.cli.output import blocks_of, elapsed, number, plain, share, table
 from anchorstore.errors import Forbidden
 from anchorstore.transport.frames import Method
 from anchorstore.units import format_bytes, parse_seconds
@@ -25,6 +25,16 @@ from anchorstore.wire.v1 import admin_pb2
 CLEAR = "\x1b[H\x1b[2J"
 INTERVAL_SECONDS_MIN = 0.1
 LOOKUPS = ("hit", "not_stored", "incomplete", "cold", "lineage", "margin", "disabled")
+
+MOVED = {
+    "dram": (
+        ("blocks_sealed", "blocks_promoted"),
+        ("blocks_evicted", "blocks_thinned", "blocks_demoted"),
+    ),
+    "nvme": (("nvme_blocks_written",), ("blocks_evicted_nvme", "blocks_thinned_nvme")),
+    "hbm": (("copies_made",), ("copies_evicted", "copies_dropped", "copies_lost")),
+}
+"""Counters of what comes to a tier, and of what goes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +158,18 @@ def _calls_text(interval: Interval) -> str:
         f"blocks sealed {interval.rate('blocks_sealed'):.1f}/s, known "
         f"{interval.rate('blocks_offered_known'):.1f}/s, declined {_declined(interval):.1f}/s\n"
     )
-    return asked + put
+    return asked + put + _engines_text(interval)
+
+
+def _engines_text(interval: Interval) -> str:
+    """What engines tell of their own caches, where any does."""
+    if not interval.after.counters.get("engines", 0):
+        return ""
+    return (
+        f"engines that tell {status_count(interval, 'engines')}: used "
+        f"{interval.rate('events_touched'):.1f} pages/s, let go "
+        f"{interval.rate('pages_let_go'):.1f}/s, pinned {status_count(interval, 'pinned_pages')}\n"
+    )
 
 
 def status_count(interval: Interval, name: str) -> str:
@@ -164,13 +185,10 @@ def _declined(interval: Interval) -> float:
 def _tiers_text(interval: Interval) -> str:
     rows = []
     for tier in interval.after.tiers:
-        is_dram = tier.name == "dram"
-        come = ("blocks_sealed", "blocks_promoted") if is_dram else ("nvme_blocks_written",)
-        went = ("blocks_evicted", "blocks_thinned", "blocks_demoted")
-        gone = went if is_dram else ("blocks_evicted_nvme", "blocks_thinned_nvme")
+        come, gone = MOVED.get(tier.name, ((), ()))
         cells = [tier.name, format_bytes(tier.capacity_bytes)]
         cells += [share(tier.used_bytes, tier.capacity_bytes)]
-        cells += [number(sum(part.blocks for part in tier.components))]
+        cells += [number(blocks_of(tier))]
         rows.append([*cells, f"{interval.rate(*come):.1f}", f"{interval.rate(*gone):.1f}"])
     return table(["TIER", "CAPACITY", "USED", "BLOCKS", "IN/S", "OUT/S"], rows, "lrrrrr")
 
@@ -228,6 +246,8 @@ def _gone_text(interval: Interval) -> str:
         ("blocks removed", "blocks_removed"),
         ("blocks corrupt", "blocks_corrupt"),
         ("not written in time", "nvme_blocks_passed_over"),
+        ("copies evicted from hbm", "copies_evicted"),
+        ("copies dropped with their blocks", "copies_dropped"),
     )
     found = [f"{text} {interval.rate(name):.1f}" for text, name in reasons if interval.rate(name)]
     waiting = f"waiting for nvme {status_count(interval, 'blocks_to_demote')}"

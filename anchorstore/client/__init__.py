@@ -5,18 +5,21 @@ Reading order::
     options.py    what a caller says              counters.py   what a client has seen
     effects.py    what the steps ask a driver     gate.py       whether a call is worth trying
     session.py    attach, stay attached, call     exchange.py   requests and replies, no socket
-    lookups.py    get: look up, hold, end         handles.py    windows and blocks
+    lookups.py    get: look up, hold, end         handles.py, blocks.py  windows and blocks
     reserving.py  put: ask, fill                  writing.py    reservations
     staging.py    memory on its way out           mapping.py    memory that is read in place
     handover.py   leases for other processes      buffers.py    bytes, arrays, tensors
-    blocking.py, client.py         the blocking face
-    aio.py, async_client.py        the asyncio face
+    device.py     blocks into a CUDA device's memory
+    events.py     what an engine's own cache does
+    blocking.py, client.py, janitor.py     the blocking face
+    aio.py, async_client.py                the asyncio face
 """
 
 import logging
 
 from anchorstore.client.async_client import AsyncClient
 from anchorstore.client.client import Client
+from anchorstore.client.events import EventPublisher
 from anchorstore.client.options import (
     ClientOptions,
     NamespaceSpec,
@@ -32,6 +35,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "ClientOptions",
+    "EventPublisher",
     "NamespaceSpec",
     "NeedAll",
     "NeedLast",

@@ -17,7 +17,17 @@ import os
 from typing import Any, TypeVar
 
 from anchorstore.client import mapping
-from anchorstore.client.effects import Call, Dial, Effect, Enter, Hangup, Map, Steps, Work
+from anchorstore.client.effects import (
+    THREAD_BYTES,
+    Call,
+    Dial,
+    Effect,
+    Enter,
+    Hangup,
+    Map,
+    Steps,
+    Work,
+)
 from anchorstore.client.exchange import Exchange, decode
 from anchorstore.client.session import Session
 from anchorstore.errors import (
@@ -33,8 +43,6 @@ from anchorstore.transport.reasons import reason_of
 from anchorstore.transport.tcp import remaining, set_tcp_options
 
 T = TypeVar("T")
-
-THREAD_BYTES = 2**20  # smaller work is done before a thread would have started
 
 
 class AsyncDriver:

@@ -17,12 +17,13 @@ from collections.abc import Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from anchorstore.client import getting, lookups, reserving
+from anchorstore.client import device, getting, lookups, reserving
 from anchorstore.client.aio import AsyncDriver
+from anchorstore.client.blocks import BlocksBase
 from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
 from anchorstore.client.face import Face, joining_session, new_session, opened
-from anchorstore.client.handles import BlocksBase, WindowBase
+from anchorstore.client.handles import WindowBase
 from anchorstore.client.lookups import Found
 from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
 from anchorstore.client.session import Session, log
@@ -168,6 +169,13 @@ class AsyncClient(Face):
         found = await self._run(steps)
         return AsyncWindow(self, found, is_borrowed=is_borrowed)
 
+    async def lend_device_memory(
+        self, address: int, size_bytes: int, deadline_seconds: float | None = None
+    ) -> int:
+        """See Client.lend_device_memory."""
+        until = self._session.until(deadline_seconds)
+        return await self._run(device.lend_steps(self._session, address, size_bytes, until))
+
     # ---- put ----
 
     def reserve(
@@ -264,6 +272,10 @@ class AsyncBlocks(BlocksBase):
     async def copy_into(self, destination: Any, deadline_seconds: float | None = None) -> None:
         """See Blocks.copy_into."""
         await self._window.run(self.copy_steps(destination, deadline_seconds))
+
+    async def copy_to_device(self, destination: Any, deadline_seconds: float | None = None) -> None:
+        """See Blocks.copy_to_device."""
+        await self._window.run(self.copy_to_device_steps(destination, deadline_seconds))
 
 
 class AsyncWindow(WindowBase[AsyncBlocks]):

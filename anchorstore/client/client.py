@@ -1,36 +1,31 @@
 """Client: what an engine's threads call.  The verbs that wait, over blocking.Driver.
 
-Ended leases wait for the next lookup to take them along.  Where none comes, a small thread ends
-them after release_linger_seconds; it is there only while leases wait, so a client that stops
-calling does not sit on its leases until they run out.
+Ended leases wait for the next lookup to take them along, or for janitor.py.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from anchorstore.client import getting, lookups, reserving
+from anchorstore.client import device, getting, lookups, reserving
 from anchorstore.client.blocking import Driver
+from anchorstore.client.blocks import BlocksBase
 from anchorstore.client.buffers import BlockRows
 from anchorstore.client.effects import Steps
+from anchorstore.client.events import QUEUE_PAGES_DEFAULT, EventPublisher
 from anchorstore.client.face import Face, joining_session, new_session, opened
-from anchorstore.client.handles import BlocksBase, WindowBase
+from anchorstore.client.handles import WindowBase
+from anchorstore.client.janitor import Janitor
 from anchorstore.client.lookups import Found
 from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
-from anchorstore.client.session import Session, log
+from anchorstore.client.session import Session
 from anchorstore.client.writing import Answer, PutOutcome, ReservationBase
 from anchorstore.clock import Clock, SystemClock
-from anchorstore.errors import AnchorStoreError, HandleClosed
 from anchorstore.layout import Layout
 
 T = TypeVar("T")
-
-IDLE_ROUNDS = 8  # rounds without leases, after which the janitor's thread ends
 
 
 class Client(Face):
@@ -43,7 +38,8 @@ class Client(Face):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._driver = Driver(session)
-        self._janitor = _Janitor(self, session.options.release_linger_seconds)
+        self._publisher: EventPublisher | None = None
+        self._janitor = Janitor(self, session.options.release_linger_seconds)
 
     @classmethod
     def connect(
@@ -166,6 +162,18 @@ class Client(Face):
         """
         return Window(self, self._run(opened(self._session, exported)), is_borrowed=True)
 
+    def lend_device_memory(
+        self, address: int, size_bytes: int, deadline_seconds: float | None = None
+    ) -> int:
+        """Lends memory of ClientOptions.device to the daemon, which fills it with copies of hot
+        blocks; how many bytes of it are used.  Good for the session: a new one must lend anew.
+        The memory must stay until the client is closed and must not be written meanwhile.
+
+        Forbidden, CapacityFull or InvalidRequest where the daemon takes none (tiers.hbm).
+        """
+        until = self._session.until(deadline_seconds)
+        return self._run(device.lend_steps(self._session, address, size_bytes, until))
+
     # ---- put ----
 
     def reserve(
@@ -209,6 +217,23 @@ class Client(Face):
         steps = reserving.put(self._session, *path, blocks, lineage, deadline_seconds, priority)
         return self._run(steps)
 
+    # ---- the engine's own cache ----
+
+    def events(
+        self, queue_pages: int = QUEUE_PAGES_DEFAULT, settle_seconds: float = 0.0
+    ) -> EventPublisher:
+        """Where an engine tells what its own cache holds, uses and pins, so that the daemon keeps
+        what engines find hot.  One a client: the first call decides.
+
+        Args:
+            queue_pages: events that may wait, one a page.
+            settle_seconds: least that each waits: as long as the engine's pages may take from its
+                own cache to the daemon, which knows no pages that are not there yet.
+        """
+        if self._publisher is None:
+            self._publisher = EventPublisher(self, queue_pages, settle_seconds)
+        return self._publisher
+
     # ---- the end ----
 
     def flush(self, deadline_seconds: float | None = None) -> None:
@@ -219,6 +244,8 @@ class Client(Face):
     def close(self, deadline_seconds: float | None = None) -> None:
         """Ends the session.  Views that are still held stay readable until they are let go."""
         session = self._session
+        if self._publisher is not None:
+            self._publisher.close()
         self._run(session.close(session.until(deadline_seconds)))
 
     def _released(self) -> None:
@@ -253,6 +280,14 @@ class Blocks(BlocksBase):
         Unavailable where the bytes are not to be had: what was copied is worth nothing then.
         """
         self._window.run(self.copy_steps(destination, deadline_seconds))
+
+    def copy_to_device(self, destination: Any, deadline_seconds: float | None = None) -> None:
+        """The same into device memory (client.device.device_bytes says what that may be), complete
+        when it returns: within the device where the daemon has copies there, else from the pool.
+
+        Needs ClientOptions.device.  Unavailable also where that device fails.
+        """
+        self._window.run(self.copy_to_device_steps(destination, deadline_seconds))
 
     def _need_loaded(self) -> None:
         if not self.is_loaded:
@@ -324,54 +359,3 @@ class Reservation(ReservationBase):
         trace: TracebackType | None,
     ) -> None:
         self.abort()
-
-
-class _Janitor:
-    """A thread that ends leases which no lookup takes along; there only while some wait."""
-
-    def __init__(self, client: Client, linger_seconds: float) -> None:
-        self._client = weakref.ref(client)
-        self._session = client._session
-        self._linger_seconds = linger_seconds
-        self._lock = threading.Lock()
-        self._is_awake = False
-
-    def wake(self) -> None:
-        """Leases wait from now on."""
-        if self._is_awake:  # it looks at them once more after it has said that it is not
-            return
-        with self._lock:
-            is_there, self._is_awake = self._is_awake, True
-        if not is_there:
-            threading.Thread(target=self._work, name="anchorstore-janitor", daemon=True).start()
-
-    def _work(self) -> None:
-        idle = 0
-        while not self._may_end(idle):
-            time.sleep(self._linger_seconds)
-            idle = 0 if self._session.has_news else idle + 1
-            if self._session.has_news:
-                self._flush()
-
-    def _flush(self) -> None:
-        client = self._client()
-        if client is None:
-            return
-        try:
-            client.flush()
-        except HandleClosed:  # closed, or this is a fork: they are not ours to end
-            self._session.forget_news()
-        except AnchorStoreError as error:
-            log.debug("%s: leases were not ended: %s", client.address, error)
-
-    def _may_end(self, idle: int) -> bool:
-        if self._client() is None:
-            return True
-        if idle < IDLE_ROUNDS:
-            return False
-        self._is_awake = False
-        if not self._session.has_news:
-            return True
-        with self._lock:
-            is_replaced, self._is_awake = self._is_awake, True
-        return is_replaced

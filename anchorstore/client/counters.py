@@ -38,8 +38,12 @@ class Counters:
         blocks_sealed, blocks_known, blocks_declined, blocks_mismatched: outcomes of puts.
         bytes_read: copied out by copy_into or fetched from a remote daemon; reads in place are
             not seen.
+        blocks_on_device: copied to a device from copies that lay there; the others crossed the bus.
         bytes_written: sealed blocks' bytes.
         connections: opened; sessions: attached.  Both above 1 mean reconnects.
+        events_sent, events_dropped: of an engine's own cache (Client.events): told, and not told
+            for want of room or of a daemon; events_unknown: told of pages that it has not.
+        pins_refused: pins beyond a limit of the daemon.
         torn, checksum_mismatches, leases_lost: reads that failed, by what failed.
     """
 
@@ -54,12 +58,17 @@ class Counters:
     blocks_declined: int = 0
     blocks_mismatched: int = 0
     bytes_read: int = 0
+    blocks_on_device: int = 0
     bytes_written: int = 0
     connections: int = 0
     sessions: int = 0
     torn: int = 0
     checksum_mismatches: int = 0
     leases_lost: int = 0
+    events_sent: int = 0
+    events_dropped: int = 0
+    events_unknown: int = 0
+    pins_refused: int = 0
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     def add(self, name: str, count: int = 1) -> None:

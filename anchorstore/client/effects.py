@@ -23,6 +23,9 @@ from anchorstore.transport.frames import Method
 
 T = TypeVar("T")
 
+THREAD_BYTES = 2**20
+"""An event loop does smaller work itself: it is done before a thread would have started."""
+
 
 @dataclasses.dataclass(slots=True)
 class Enter:

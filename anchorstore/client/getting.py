@@ -16,9 +16,10 @@ import functools
 from typing import Any
 
 from anchorstore.client import lookups
+from anchorstore.client.blocks import BlocksBase
 from anchorstore.client.buffers import Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
-from anchorstore.client.handles import BlocksBase, WindowBase
+from anchorstore.client.handles import WindowBase
 from anchorstore.client.options import LINEAGE_ANY, NeedAll, check_hashes, check_range
 from anchorstore.client.session import Session, log
 from anchorstore.errors import (

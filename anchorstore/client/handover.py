@@ -19,9 +19,10 @@ from typing import Any
 
 import cbor2
 
-from anchorstore.client.session import Attachment
+from anchorstore.client.attachment import Attachment
 from anchorstore.errors import InvalidRequest
 from anchorstore.keys import canonical_cbor
+from anchorstore.transport.device_memory import SlabExport
 from anchorstore.transport.frames import parse_body
 from anchorstore.wire.v1 import store_pb2 as store
 
@@ -95,7 +96,9 @@ def decode_window(data: bytes) -> WindowRecord:
 
 def _plain(attachment: Attachment) -> dict[str, Any]:
     fields = {name: getattr(attachment, name) for name in _FIELDS}
-    return fields | {"block_bytes": list(attachment.block_bytes), "staging_bytes": 0}
+    slab = None if attachment.slab is None else list(dataclasses.astuple(attachment.slab))
+    sizes = list(attachment.block_bytes)
+    return fields | {"block_bytes": sizes, "staging_bytes": 0, "slab": slab}
 
 
 def _attachment(fields: dict[str, Any]) -> Attachment:
@@ -105,7 +108,16 @@ def _attachment(fields: dict[str, Any]) -> Attachment:
     is_whole = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
     if not is_whole or not isinstance(fields["session_id"], bytes):
         raise InvalidRequest("handed-over attachment: a field has the wrong type")
-    return Attachment(**(fields | {"block_bytes": tuple(sizes)}))
+    return Attachment(**(fields | {"block_bytes": tuple(sizes), "slab": _slab(fields["slab"])}))
+
+
+def _slab(written: Any) -> SlabExport | None:
+    if written is None:
+        return None
+    kinds = (str, bytes, int, int)
+    if not (isinstance(written, list) and tuple(map(type, written)) == kinds):
+        raise InvalidRequest("handed-over attachment: its slab is none")
+    return SlabExport(*written)
 
 
 def _load(data: bytes, format_name: str, kinds: dict[str, type]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import functools
 import struct
 from collections.abc import Iterable, Sequence
 
+from anchorstore.client.attachment import Attachment
 from anchorstore.client.effects import Map, Steps
 from anchorstore.client.options import (
     LINEAGE_ANY,
@@ -25,7 +26,7 @@ from anchorstore.client.options import (
     check_range,
     check_wait,
 )
-from anchorstore.client.session import Attachment, Session, log
+from anchorstore.client.session import Session, log
 from anchorstore.errors import (
     ConnectFailed,
     InvalidRequest,

@@ -42,12 +42,13 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 @dataclasses.dataclass(slots=True)
 class Mapped:
-    """What a Map brought: memory by segment id, and the staging memory and the hints where they
-    were asked for (no hints: the daemon keeps none)."""
+    """What a Map brought: memory by segment id, where those on a device begin in the slab, and the
+    staging memory and the hints where they were asked for (no hints: the daemon keeps none)."""
 
     segments: dict[int, mmap.mmap]
     staging: mmap.mmap | None = None
     hints: mmap.mmap | None = None
+    slab_offsets: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class SegmentCache:
@@ -167,6 +168,7 @@ class _Link:
                 segment_ids, self._descriptors[: len(segment_ids)], sizes, strict=True
             ):
                 mapped.segments[segment_id] = shm.map_segment(descriptor, size)
+            mapped.slab_offsets.update(zip(segment_ids, reply.slab_offsets, strict=False))
             if staging:
                 mapped.staging = shm.map_staging(self._descriptors[-1], reply.staging_bytes)
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from anchorstore.errors import InvalidRequest
 from anchorstore.keys import DIGEST_BYTES, Namespace
+from anchorstore.transport.cuda import CudaDevice
 from anchorstore.wire.v1 import store_pb2 as store
 
 LINEAGE_ANY = 255
@@ -79,6 +80,10 @@ class ClientOptions:
         checksum_writes: same host: send each block's xxh3 along, so that the daemon notices where
             it was damaged in staging.  Writes to a remote daemon always do.
         max_lineage: deepest lineage that the namespace stores; None leaves it to the daemon.
+        device: the CUDA device on which this client copies blocks (client.device.open_device); None
+            for a client that reads in host memory alone.
+        device_place: place on the bus of the device that the session's readers are on, where they
+            are other processes (Client.join); `device` says it otherwise.
         tls_ca: file of the authority that signed the daemon's certificate; turns TLS on.
         tls: a ready context instead of `tls_ca` (client certificates, for example).
     """
@@ -92,6 +97,8 @@ class ClientOptions:
     checksum_reads: bool = False
     checksum_writes: bool = False
     max_lineage: int | None = None
+    device: CudaDevice | None = None
+    device_place: str = ""
     tls_ca: str | None = None
     tls: ssl.SSLContext | None = None
 
@@ -106,6 +113,11 @@ class ClientOptions:
             )
         if self.max_lineage is not None:
             check_range("client option max_lineage", self.max_lineage, LINEAGE_ANY)
+
+    @property
+    def place_of_device(self) -> str:
+        """Of the device that is read on; "" for none."""
+        return self.device_place if self.device is None else self.device.bus_id
 
     def tls_context(self) -> ssl.SSLContext | None:
         """The context for tcp://; None for plain TCP."""

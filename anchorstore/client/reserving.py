@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from anchorstore.client.attachment import Attachment
 from anchorstore.client.buffers import BlockRows, Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.options import (
@@ -18,7 +19,7 @@ from anchorstore.client.options import (
     check_layouts,
     check_range,
 )
-from anchorstore.client.session import Attachment, Session
+from anchorstore.client.session import Session
 from anchorstore.client.writing import TAKE, Answer, PutOutcome, ReservationBase
 from anchorstore.errors import (
     AnchorStoreError,

@@ -16,12 +16,13 @@ shut for retry_seconds.  Nothing here raises for a daemon that is not there: cal
 from __future__ import annotations
 
 import collections
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anchorstore.client.attachment import Attachment
 from anchorstore.client.counters import Counters
+from anchorstore.client.device import DeviceSide, slab_of
 from anchorstore.client.direct import DirectReader
 from anchorstore.client.effects import Call, Dial, Enter, Hangup, Steps
 from anchorstore.client.gate import Gate
@@ -57,30 +58,6 @@ log = logging.getLogger("anchorstore.client")
 STRIKES_MAX = 2  # calls in a row without a reply, after which the connection is given up
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Attachment:
-    """What the daemon granted.  Handles keep the one they were made under.
-
-    Attributes:
-        session_id, boot_id: 16 bytes each.
-        root_digest: 32 bytes, parent of every first page.
-        block_bytes: by layout, in the order of Attach.
-        staging_bytes: 0 where this process may not write.
-        max_pages: in one lookup or reserve.
-        read_ttl_seconds: life of a lease.
-    """
-
-    session_id: bytes
-    boot_id: bytes
-    domain: str
-    root_digest: bytes
-    block_bytes: tuple[int, ...]
-    staging_bytes: int
-    max_pages: int
-    max_lineage: int
-    read_ttl_seconds: float
-
-
 class Session:
     """State of one client and the steps that change it; they run under the client's lock.
 
@@ -110,6 +87,7 @@ class Session:
         self.pending: collections.deque[tuple[Attachment, int]] = collections.deque()
         self.needs_kept: dict[tuple[object, ...], bytes] = {}  # encoded, see lookups.py
         self.direct: DirectReader | None = None  # same host, while attached
+        self.device_side: DeviceSide | None = None  # while attached, with a device
 
     @property
     def is_local(self) -> bool:
@@ -236,6 +214,7 @@ class Session:
             layouts=[layout_spec(layout) for layout in self._layouts],
             staging_bytes=self.options.staging_bytes,
             max_lineage=self.options.max_lineage,
+            device=self.options.place_of_device,
         ).SerializeToString()
 
     def _adopt(self, reply: store.AttachResponse) -> Attachment:
@@ -255,6 +234,7 @@ class Session:
                 max_pages=reply.max_pages,
                 max_lineage=reply.max_lineage,
                 read_ttl_seconds=reply.read_ttl_ms / 1000,
+                slab=slab_of(reply),
             )
         )
         assert self.attachment is not None
@@ -271,6 +251,14 @@ class Session:
         self.staging, self.staging_memory = Staging(attachment.staging_bytes), memoryview(b"")
         self.pending.clear()
         self.direct = self._direct_reader(attachment)
+        self._leave_device()
+        if self.options.device is not None:
+            self.device_side = DeviceSide(self.options.device, attachment.slab)
+
+    def _leave_device(self) -> None:
+        side, self.device_side = self.device_side, None
+        if side is not None:
+            side.close()
 
     def _direct_reader(self, attachment: Attachment) -> DirectReader | None:
         """None for a remote client, and for one that joined: it knows no layouts."""
@@ -388,4 +376,5 @@ class Session:
         self.pending.clear()
         self.cache.clear()
         self.direct = None
+        self._leave_device()
         self.staging_memory = memoryview(b"")

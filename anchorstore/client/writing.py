@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from anchorstore.client.attachment import Attachment
 from anchorstore.client.effects import Steps, Work
-from anchorstore.client.session import Attachment, Session, log
+from anchorstore.client.session import Session, log
 from anchorstore.client.staging import Staging, aligned
 from anchorstore.errors import (
     AnchorStoreError,

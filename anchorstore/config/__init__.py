@@ -2,7 +2,7 @@
 
 ::
 
-    values.py  kinds of values        access.py, storage.py, nvme.py  the sections
+    values.py  kinds of values        access.py, storage.py, nvme.py, hbm.py  the sections
     fields.py  how a key is declared  schema.py  Config, the list of keys
     combine.py  wrong together        loader.py  file, environment, --set    render.py  for people
 
@@ -11,6 +11,7 @@
 
 from anchorstore.config.access import AuthConfig, ListenConfig, LogConfig, NodeConfig, TlsConfig
 from anchorstore.config.combine import problems
+from anchorstore.config.hbm import HbmConfig, SlabConfig
 from anchorstore.config.limits import LimitsConfig
 from anchorstore.config.loader import Loaded, Override, load, parse_override
 from anchorstore.config.nvme import DeviceConfig, NvmeConfig
@@ -34,6 +35,7 @@ __all__ = [
     "DeadlinesConfig",
     "DeviceConfig",
     "DramConfig",
+    "HbmConfig",
     "LeaseConfig",
     "LimitsConfig",
     "ListenConfig",
@@ -44,6 +46,7 @@ __all__ = [
     "NodeConfig",
     "NvmeConfig",
     "Override",
+    "SlabConfig",
     "TiersConfig",
     "TlsConfig",
     "build",

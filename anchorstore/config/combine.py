@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from anchorstore.config.nvme import NvmeConfig
 from anchorstore.config.schema import Config
-from anchorstore.config.storage import SEGMENT_ALIGN_BYTES
+from anchorstore.config.storage import SEGMENT_ALIGN_BYTES, DramConfig
 from anchorstore.config.values import is_loopback, parse_address
 from anchorstore.units import TIB, format_bytes
 
@@ -19,6 +20,7 @@ MEMORY_PAGE_BYTES = 4096
 NVME_SEGMENTS_MIN = 2  # one, and about as much for the journal
 NVME_SEGMENTS_MAX = 262_144
 NVME_BYTES_MAX = 16 * TIB
+HBM_SEGMENTS_MAX = 4096
 
 
 def problems(config: Config) -> list[str]:
@@ -26,6 +28,7 @@ def problems(config: Config) -> list[str]:
     return [
         *_dram(config),
         *_nvme(config),
+        *_hbm(config),
         *_listen(config),
         *_tls(config),
         *_limits(config),
@@ -53,11 +56,7 @@ def _dram(config: Config) -> Iterator[str]:
             f"tiers.dram.segment is {segment} bytes, must be a multiple of {format_bytes(step)} "
             f'with tiers.dram.huge_pages = "{dram.huge_pages}"'
         )
-    if dram.low_watermark >= dram.high_watermark:
-        yield (
-            f"tiers.dram.low_watermark is {dram.low_watermark:g}, must be below "
-            f"tiers.dram.high_watermark, {dram.high_watermark:g}"
-        )
+    yield from _marks("tiers.dram", dram)
 
 
 def _nvme(config: Config) -> Iterator[str]:
@@ -94,10 +93,39 @@ def _nvme(config: Config) -> Iterator[str]:
             f"tiers.nvme.admission_least is {format_bytes(nvme.admission_least_bytes)}, must not "
             f"exceed tiers.nvme.admission_most, {format_bytes(nvme.admission_most_bytes)}"
         )
-    if nvme.low_watermark >= nvme.high_watermark:
+    yield from _marks("tiers.nvme", nvme)
+
+
+def _marks(section: str, tier: DramConfig | NvmeConfig) -> Iterator[str]:
+    if tier.low_watermark >= tier.high_watermark:
         yield (
-            f"tiers.nvme.low_watermark is {nvme.low_watermark:g}, must be below "
-            f"tiers.nvme.high_watermark, {nvme.high_watermark:g}"
+            f"{section}.low_watermark is {tier.low_watermark:g}, must be below "
+            f"{section}.high_watermark, {tier.high_watermark:g}"
+        )
+
+
+def _hbm(config: Config) -> Iterator[str]:
+    hbm, seen = config.tiers.hbm, set()
+    segment = hbm.tier_segment_bytes
+    for device in hbm.devices:
+        if device.ordinal in seen:
+            yield f"tiers.hbm.devices names cuda:{device.ordinal} twice"
+        seen.add(device.ordinal)
+        segments = device.capacity_bytes // segment
+        if not segments:
+            yield (
+                f"tiers.hbm.devices: {device} must have at least {format_bytes(segment)}: one "
+                "segment (tiers.hbm.segment)"
+            )
+        if segments > HBM_SEGMENTS_MAX:
+            yield (
+                f"tiers.hbm.segment is {format_bytes(segment)}: {segments} segments in {device}, "
+                f"limit {HBM_SEGMENTS_MAX}"
+            )
+    if segment % SEGMENT_ALIGN_BYTES:
+        yield (
+            f"tiers.hbm.segment is {segment} bytes, must be a multiple of "
+            f"{format_bytes(SEGMENT_ALIGN_BYTES)}"
         )
 
 
@@ -177,3 +205,27 @@ def _rules(config: Config) -> Iterator[str]:
         if (rule.domain, rule.model) in seen:
             yield f"namespaces.rules has two rules for domain {rule.domain}, model {rule.model}"
         seen.add((rule.domain, rule.model))
+    yield from _reserves(config, "", config.tiers.dram.capacity_bytes)
+    if config.tiers.nvme.devices:
+        yield from _reserves(config, "nvme_", config.tiers.nvme.capacity_bytes)
+
+
+def _reserves(config: Config, tier: str, capacity_bytes: int) -> Iterator[str]:
+    """Shares that can never be filled, or that leave nothing to anybody else."""
+    total_bytes, quota_of_all = 0, getattr(config.namespaces, f"{tier}quota_bytes")
+    for rule in config.namespaces.rules:
+        reserve_bytes = getattr(rule, f"{tier}reserve_bytes") or 0
+        quota_bytes = getattr(rule, f"{tier}quota_bytes")
+        quota_bytes = quota_of_all if quota_bytes is None else quota_bytes
+        total_bytes += reserve_bytes
+        if 0 < quota_bytes < reserve_bytes:
+            yield (
+                f"namespaces.rules: {tier}reserve of domain {rule.domain}, model {rule.model} is "
+                f"{format_bytes(reserve_bytes)}, must not exceed its {tier}quota, "
+                f"{format_bytes(quota_bytes)}"
+            )
+    if total_bytes > capacity_bytes:
+        yield (
+            f"namespaces.rules: {tier}reserve sums to {format_bytes(total_bytes)}, must not exceed "
+            f"the tier's {format_bytes(capacity_bytes)}"
+        )

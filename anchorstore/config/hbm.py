@@ -14,6 +14,7 @@ from anchorstore.config.fields import setting
 from anchorstore.units import GIB, MIB
 
 ORDINAL_MAX = 255
+DEVICES_MAX = 16
 SEGMENTS_WANTED = 64
 SEGMENT_ALIGN_BYTES = 2 * MIB
 _DEVICE = re.compile(r"cuda:(\d{1,3}):(.+)")
@@ -33,43 +34,40 @@ class SlabConfig:
 _SIZE = values.size("8MiB", "1TiB")
 
 
-def _parse_device(value: object) -> SlabConfig | None:
-    if value == "":
-        return None
-    match = _DEVICE.fullmatch(value) if isinstance(value, str) else None
+def _parse_device(entry: object) -> SlabConfig:
+    match = _DEVICE.fullmatch(entry) if isinstance(entry, str) else None
     if match is None:
-        raise ValueError(f'is {value!r}, must be "cuda:N:SIZE", e.g. "cuda:0:8GiB"')
+        raise ValueError(f'is {entry!r}, must be "cuda:N:SIZE", e.g. "cuda:0:8GiB"')
     if int(match[1]) > ORDINAL_MAX:
-        raise ValueError(f"is {value!r}: device {match[1]}, limit {ORDINAL_MAX}")
+        raise ValueError(f"is {entry!r}: device {match[1]}, limit {ORDINAL_MAX}")
     try:
         return SlabConfig(int(match[1]), _SIZE.parse(match[2]))
     except ValueError as error:
         raise ValueError(f"of cuda:{match[1]}: {error}") from error
 
 
-def _show_device(device: SlabConfig | None) -> str:
-    return values.toml_text("" if device is None else str(device))
-
-
-DEVICE = values.Kind("device", 'cuda:N:SIZE; "" = none', _parse_device, _show_device)
+DEVICES = values.entries(
+    "cuda devices", "cuda:N:SIZE each", _parse_device, "cuda:0:8GiB", DEVICES_MAX
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HbmConfig:
-    """Copies of hot blocks on a CUDA device, for engines on that device.  None by default."""
+    """Copies of hot blocks on CUDA devices, for engines on those devices.  None by default."""
 
-    device: SlabConfig | None = setting(  # noqa: RUF009 - a field, as every other
-        DEVICE,
-        "",
-        "The device and the memory to take from it, once, at start.  Every block there lies in the "
-        "pool, too: a lost device loses nothing.",
+    devices: tuple[SlabConfig, ...] = setting(
+        DEVICES,
+        [],
+        "The devices, by their number among those that the daemon sees, and the memory to take "
+        "from each, once, at start.  Every block there lies in the pool, too: a lost device loses "
+        "nothing.",
         "Where engines leave device memory unused: `--hbm cuda:0:8GiB`.",
     )
     segment_bytes: int | None = setting(
         values.size_or_auto("2MiB", "64GiB"),
         "auto",
-        "Region that holds blocks of one size, in steps of 2MiB.  auto = capacity / 64 within 2MiB "
-        "to 1GiB.",
+        "Region that holds blocks of one size, in steps of 2MiB.  auto = the smallest device / 64, "
+        "within 2MiB to 1GiB.",
         "Never below the largest block that shall lie there.",
     )
     domain: str = setting(
@@ -108,17 +106,29 @@ class HbmConfig:
         "Copies that wait for a lane; lookups beyond them copy nothing.",
         "Seldom.",
     )
+    lent_slabs: int = setting(
+        values.count(0, 64),
+        0,
+        "Slabs that engines of `domain` may lend at once: device memory of their own, which the "
+        "daemon fills for them while their session lives.",
+        "To the number of engines that lend memory rather than have the daemon take it.",
+    )
 
-    @property
-    def tier_segment_bytes(self) -> int:
-        """Bytes of a segment, "auto" worked out."""
+    def segment_bytes_of(self, capacity_bytes: int) -> int:
+        """Bytes of a segment on a device of which so much is taken, "auto" worked out."""
         if self.segment_bytes is not None:
             return self.segment_bytes
-        capacity_bytes = 0 if self.device is None else self.device.capacity_bytes
         wanted = min(max(capacity_bytes // SEGMENTS_WANTED, SEGMENT_ALIGN_BYTES), GIB)
         return wanted // SEGMENT_ALIGN_BYTES * SEGMENT_ALIGN_BYTES
 
     @property
-    def tier_segments(self) -> int:
-        """Whole segments on the device."""
-        return 0 if self.device is None else self.device.capacity_bytes // self.tier_segment_bytes
+    def tier_segment_bytes(self) -> int:
+        """Bytes of a segment on every device."""
+        return self.segment_bytes_of(
+            min((device.capacity_bytes for device in self.devices), default=0)
+        )
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anything to do with a device."""
+        return bool(self.devices or self.lent_slabs)

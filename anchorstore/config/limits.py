@@ -71,6 +71,12 @@ class LimitsConfig:
         "each takes some 10 bytes of the daemon's memory.",
         "Many engines that look up long prompts within lease.read_ttl.",
     )
+    pins_per_session: int = setting(
+        values.count(1, 1_048_576),
+        4096,
+        "Pages that a session's engine may pin in memory at once.",
+        "Engines that serve more requests than this at once.",
+    )
     staging_per_session_bytes: int = setting(
         values.size("1MiB", "1TiB"),
         "256MiB",
@@ -118,8 +124,8 @@ class LimitsConfig:
     waiting_lookups: int = setting(
         values.count(1, 65_536),
         1024,
-        "Lookups that wait for blocks from nvme at once; a further one is answered by what memory "
-        "holds.",
+        "Lookups that wait for blocks from nvme at once, at most half of them one namespace's; a "
+        "further one is answered by what memory holds.",
         "Many engines that look up cold prefixes at once.",
     )
     evict_step_blocks: int = setting(

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import Any
 
 from anchorstore.config import values
-from anchorstore.config.eviction import ADMISSIONS, policy_setting, ttl_setting
+from anchorstore.config.eviction import (
+    ADMISSIONS,
+    high_watermark_setting,
+    low_watermark_setting,
+    policy_setting,
+    share_setting,
+    ttl_setting,
+)
 from anchorstore.config.fields import setting
 from anchorstore.units import GIB, MIB
 
@@ -50,29 +55,7 @@ def _parse_device(entry: object) -> DeviceConfig:
         raise ValueError(f"of {path}: {error}") from error
 
 
-def _parse_devices(value: object) -> tuple[DeviceConfig, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f'is {value!r}, must be a list, e.g. ["/mnt/nvme0:1TiB"]')
-    if len(value) > DEVICES_MAX:
-        raise ValueError(f"has {len(value)} entries, limit {DEVICES_MAX}")
-    devices = []
-    for number, entry in enumerate(value, 1):
-        try:
-            devices.append(_parse_device(entry))
-        except ValueError as error:
-            raise ValueError(f"has a wrong entry: number {number} {error}") from error
-    return tuple(devices)
-
-
-def _show_devices(devices: Sequence[DeviceConfig]) -> str:
-    return f"[{', '.join(values.toml_text(str(device)) for device in devices)}]"
-
-
-def _read_devices(written: str) -> Any:
-    return [entry.strip() for entry in written.split(",") if entry.strip()]
-
-
-DEVICES = values.Kind("devices", "PATH:SIZE each", _parse_devices, _show_devices, _read_devices)
+DEVICES = values.entries("devices", "PATH:SIZE each", _parse_device, "/mnt/nvme0:1TiB", DEVICES_MAX)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,37 +131,11 @@ class NvmeConfig:
         "Most that is written to one device a second; 0B = no limit.",
         "To spread a device's wear, or where others use it too.",
     )
-    anchor_share: float = setting(
-        values.fraction(),
-        0.5,
-        "Largest part of the tier's segments that anchor blocks may take.",
-        "As tiers.dram.anchor_share.",
-    )
-    kv_share: float = setting(
-        values.fraction(),
-        0.75,
-        "Largest part of the tier's segments that kv blocks may take.",
-        "As tiers.dram.kv_share.",
-    )
-    state_share: float = setting(
-        values.fraction(),
-        0.5,
-        "Largest part of the tier's segments that exact checkpoints may take.",
-        "As tiers.dram.state_share.",
-    )
-    high_watermark: float = setting(
-        values.fraction(),
-        0.98,
-        "Part of a component's capacity above which blocks are evicted from the tier ahead of "
-        "need.",
-        "Seldom.",
-    )
-    low_watermark: float = setting(
-        values.fraction(),
-        0.95,
-        "Part of a component's capacity at which such an eviction stops.",
-        "Together with tiers.nvme.high_watermark.",
-    )
+    anchor_share: float = share_setting(0.5, "anchor blocks", "As tiers.dram.anchor_share.")
+    kv_share: float = share_setting(0.75, "kv blocks", "As tiers.dram.kv_share.")
+    state_share: float = share_setting(0.5, "exact checkpoints", "As tiers.dram.state_share.")
+    high_watermark: float = high_watermark_setting(0.98, "Seldom.")
+    low_watermark: float = low_watermark_setting(0.95)
     policy: str = policy_setting()
     ttl_seconds: float = ttl_setting()
     admission: str = setting(

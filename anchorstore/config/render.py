@@ -72,7 +72,7 @@ def values_plain(loaded: Loaded) -> dict[str, dict[str, object]]:
 
 def _plain(item: Setting, config: Config) -> object:
     value = value_of(config, item)
-    if item.key in ("namespaces.rules", "tiers.nvme.devices"):
+    if item.key in ("namespaces.rules", "tiers.nvme.devices", "tiers.hbm.devices"):
         assert isinstance(value, tuple), value
         return [dataclasses.asdict(entry) for entry in value]
     if isinstance(value, dict):

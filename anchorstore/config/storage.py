@@ -9,8 +9,15 @@ import dataclasses
 from collections.abc import Mapping
 
 from anchorstore.config import values
-from anchorstore.config.eviction import policy_setting, ttl_setting
+from anchorstore.config.eviction import (
+    high_watermark_setting,
+    low_watermark_setting,
+    policy_setting,
+    share_setting,
+    ttl_setting,
+)
 from anchorstore.config.fields import setting
+from anchorstore.config.hbm import HbmConfig
 from anchorstore.config.nvme import NvmeConfig
 from anchorstore.units import GIB, MIB
 
@@ -56,36 +63,36 @@ class DramConfig:
         "the memory is found at start.  readyz answers 503 until it is done.",
         "false for a quick start with a large pool on a test machine.",
     )
-    anchor_share: float = setting(
-        values.fraction(),
+    anchor_share: float = share_setting(
         0.25,
-        "Largest part of the pool's segments that anchor blocks may take (at least one segment).",
+        "anchor blocks",
         "By the model: anchors / (anchors + kv) of `anchorstore size`, and some room.",
     )
-    kv_share: float = setting(
-        values.fraction(),
+    kv_share: float = share_setting(
         0.75,
-        "Largest part of the pool's segments that kv blocks may take (at least one segment).",
+        "kv blocks",
         "Together with tiers.dram.anchor_share; the shares may sum to more than 1.",
     )
-    state_share: float = setting(
-        values.fraction(),
+    state_share: float = share_setting(
         0.25,
-        "Largest part of the pool's segments that exact checkpoints may take (at least one "
-        "segment).",
+        "exact checkpoints",
         "When engines store checkpoints: each is as large as hundreds of pages of anchors.",
     )
-    high_watermark: float = setting(
-        values.fraction(),
-        0.95,
-        "Part of a component's capacity above which blocks are evicted ahead of need.",
-        "Lower where puts come in bursts.",
+    high_watermark: float = high_watermark_setting(0.95, "Lower where puts come in bursts.")
+    low_watermark: float = low_watermark_setting(0.9)
+    mirror_engines: bool = setting(
+        values.switch(),
+        True,
+        "Whether pages that no engine holds in its own cache any more leave memory first, once "
+        "nvme has them; they are written there soon.  Engines tell (`Events`); each page takes 9 "
+        "bytes more.  Without nvme this changes nothing.",
+        "Off where engines should not steer each other's pages.",
     )
-    low_watermark: float = setting(
+    pin_share: float = setting(
         values.fraction(),
-        0.9,
-        "Part of a component's capacity at which such an eviction stops.",
-        "Together with tiers.dram.high_watermark.",
+        0.25,
+        "Largest part of the pool that pages pinned by engines may take together.",
+        "Seldom.",
     )
     policy: str = policy_setting()
     ttl_seconds: float = ttl_setting()
@@ -110,6 +117,7 @@ class TiersConfig:
 
     dram: DramConfig = dataclasses.field(default_factory=DramConfig)
     nvme: NvmeConfig = dataclasses.field(default_factory=NvmeConfig)
+    hbm: HbmConfig = dataclasses.field(default_factory=HbmConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,6 +142,13 @@ class LeaseConfig:
         "A session without a connection ends after this time, so a session id handed to another "
         "process must be used within it.",
         "Longer where workers start slowly after their scheduler.",
+    )
+    engine_ttl_seconds: float = setting(
+        values.duration("1s", "24h"),
+        "60s",
+        "What an engine has told of its own cache, and its pins, ends when it has told nothing for "
+        "this long.  Engines say a word every third of it.",
+        "Seldom: an engine whose connections close is forgotten at once.",
     )
 
 

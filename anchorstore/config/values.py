@@ -15,7 +15,7 @@ import dataclasses
 import ipaddress
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anchorstore.units import format_bytes, format_seconds, parse_bytes, parse_seconds
@@ -304,3 +304,31 @@ def uid_table() -> Kind:
         return f"{{ {entries} }}" if entries else "{}"
 
     return Kind("user id = domain", "", parse, show, is_table=True)
+
+
+def entries(
+    name: str, bounds: str, parse: Callable[[object], Any], example: str, entries_max: int
+) -> Kind:
+    """A list, each entry read by `parse` (ValueError: "is ...") and shown by str(); one text with
+    commas between them is a list, too."""
+
+    def parse_all(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f'is {value!r}, must be a list, e.g. ["{example}"]')
+        if len(value) > entries_max:
+            raise ValueError(f"has {len(value)} entries, limit {entries_max}")
+        found = []
+        for number, entry in enumerate(value, 1):
+            try:
+                found.append(parse(entry))
+            except ValueError as error:
+                raise ValueError(f"has a wrong entry: number {number} {error}") from error
+        return tuple(found)
+
+    def show(value: Sequence[Any]) -> str:
+        return f"[{', '.join(toml_text(str(entry)) for entry in value)}]"
+
+    def read(written: str) -> Any:
+        return [entry.strip() for entry in written.split(",") if entry.strip()]
+
+    return Kind(name, bounds, parse_all, show, read)

@@ -18,7 +18,7 @@ from anchorstore.server.movement import Movement
 from anchorstore.server.peer import Peer
 from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
-from anchorstore.server.verify import verify_blocks
+from anchorstore.server.verify import NVME_BYTES_PER_SECOND, NvmeCheck, Verified, verify_dram
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import admin_pb2 as pb
 
@@ -72,7 +72,7 @@ class Admin:
         service = self._service
         now = service.clock.now()
         response = reports.status_response(
-            self._core.status(now), domain, self._huge_pages(), service.nvme
+            self._core.status(now), domain, self._huge_pages(), service.nvme, service.devices
         )
         response.version = __version__
         response.boot_id = service.boot_id
@@ -83,6 +83,8 @@ class Admin:
             response.counters["hint_bytes"] = service.hints.nbytes
             response.counters["hints_lost"] = service.hints.lost
             response.counters["lookups_waiting"] = service.lookups.waiting
+            if service.reads is not None:
+                response.counters["nvme_reads_waiting"] = service.reads.waiting
         return response
 
     def list_pages(self, request: pb.ListRequest, peer: Peer) -> pb.ListResponse:
@@ -93,7 +95,8 @@ class Admin:
             return pb.ListResponse(namespaces=self.status_for(domain).namespaces)
         root = self._check_root(request.root_digest, identity)
         limit = min(request.limit or self._list_pages_max, self._list_pages_max)
-        return reports.list_response(self._core.list_pages(root, request.cursor, limit))
+        found = self._core.list_pages(root, request.cursor, limit)
+        return reports.list_response(found, self._service.devices)
 
     def explain(self, request: pb.ExplainRequest, peer: Peer) -> pb.ExplainResponse:
         """How far a prefix matches and why it ends there."""
@@ -104,7 +107,7 @@ class Admin:
         return pb.ExplainResponse(
             pages_asked=found.pages_asked,
             pages_present=found.pages_present,
-            components=found.components,
+            components=reports.with_copies(found, self._service.devices),
             ends_because=found.ends_because,
         )
 
@@ -120,23 +123,40 @@ class Admin:
         )
         if not request.checksums:
             return response
-        return self._supervisor.watch("check", self._check_bytes(response))
+        rate = request.nvme_bytes_per_second
+        return self._supervisor.watch("check", self._check_bytes(response, rate))
 
-    async def _check_bytes(self, response: pb.CheckResponse) -> pb.CheckResponse:
-        verified, bad = await verify_blocks(self._core, self._service.tier)
-        response.blocks_verified = verified
-        response.violations.extend(bad)
+    async def _check_bytes(self, response: pb.CheckResponse, rate: int) -> pb.CheckResponse:
+        service, found = self._service, Verified()
+        await verify_dram(self._core, service.tier, found)
+        if service.nvme is not None and service.reads is not None:
+            nvme = NvmeCheck(self._core, service.nvme, service.reads, service.clock)
+            await nvme.run(found, rate or NVME_BYTES_PER_SECOND)
+        response.blocks_verified, response.nvme_blocks_unread = found.right, found.unread
+        response.violations.extend(found.wrong)
         response.ok = not response.violations
         return response
 
-    def set_namespace(self, request: pb.SetNamespaceRequest, peer: Peer) -> pb.SetNamespaceResponse:
-        """The kill switch of a namespace."""
+    def set_namespace(
+        self, request: pb.SetNamespaceRequest, peer: Peer
+    ) -> pb.SetNamespaceResponse | asyncio.Task[pb.SetNamespaceResponse]:
+        """The kill switch of a namespace; where there is nvme, its journals are waited for, so that
+        a restart finds it as it is."""
         self._operator(request.token, peer)
         identity = Identity("", is_admin=True)
         root = self._check_root(request.root_digest, identity)
-        domain = self._core.set_enabled(root, request.enabled)
-        self._service.hints.turn_epoch(domain)
-        return pb.SetNamespaceResponse()
+        known = self._core.set_enabled(root, request.enabled)
+        self._service.hints.turn_epoch(known.namespace.domain)
+        movement = self._service.movement
+        if movement is None:
+            return pb.SetNamespaceResponse(until_restart=not request.enabled)
+        movement.note_namespace(known)
+        return self._supervisor.watch("set namespace", self._kept(movement))
+
+    @staticmethod
+    async def _kept(movement: Movement) -> pb.SetNamespaceResponse:
+        is_kept = await movement.flushed(JOURNAL_SECONDS)
+        return pb.SetNamespaceResponse(until_restart=not is_kept)
 
     def remove(
         self, request: pb.RemoveRequest, peer: Peer

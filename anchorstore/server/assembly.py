@@ -44,6 +44,10 @@ def store_config(config: Config, nvme: NvmeShape | None = None) -> StoreConfig:
         reserves=spaces.reserves(),
         default_max_lineage=spaces.max_lineage,
         policy=policy_of(dram.policy, dram.ttl_seconds),
+        mirrors_engines=dram.mirror_engines,
+        engine_ttl_seconds=config.lease.engine_ttl_seconds,
+        max_pins=limits.pins_per_session,
+        pin_share=dram.pin_share,
         nvme=nvme,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,8 @@ from anchorstore.server.core.types import (
 )
 from anchorstore.server.mover import CopyPlan
 from anchorstore.tiers.dram import Staging
+from anchorstore.transport.device_memory import SlabExport
+from anchorstore.transport.segment import Places
 from anchorstore.wire.v1 import store_pb2 as pb
 
 NEEDS_MAX = 64
@@ -86,8 +88,13 @@ def copy_plan(
     )
 
 
-def lookup_response(result: LookupResult, lease_ttl_ms: int) -> pb.LookupResponse:
-    """The answer to a Lookup.  Columns are made in their place: given ready, they were copied."""
+def lookup_response(
+    result: LookupResult, lease_ttl_ms: int, on_device: Sequence[Places] = ()
+) -> pb.LookupResponse:
+    """The answer to a Lookup.  Columns are made in their place: given ready, they were copied.
+
+    `on_device` has the places on the session's device by column; empty where it has none.
+    """
     response = pb.LookupResponse(
         boundary_pages=result.boundary_pages,
         resume_pages=result.resume_pages,
@@ -102,7 +109,25 @@ def lookup_response(result: LookupResult, lease_ttl_ms: int) -> pb.LookupRespons
             first_page=part.first_page,
             places=part.places.tobytes(),
         )
+    for column, places in zip(response.columns, on_device, strict=bool(on_device)):
+        if places["segment"].any():
+            column.device_places = places.tobytes()
     return response
+
+
+def slab_message(export: SlabExport) -> pb.Slab:
+    """A slab as it travels."""
+    return pb.Slab(
+        device=export.bus_id,
+        handle=export.handle,
+        offset=export.offset,
+        size_bytes=export.size_bytes,
+    )
+
+
+def slab_of(message: pb.Slab) -> SlabExport:
+    """What a peer says of a slab; InvalidRequest where it cannot be one."""
+    return SlabExport(message.device, message.handle, message.offset, message.size_bytes)
 
 
 def check_staged(

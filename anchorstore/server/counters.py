@@ -140,10 +140,10 @@ COUNTERS = (
     ),
     CounterSpec(
         "hbm_copies",
-        "Copies of blocks on a CUDA device, by event: made, found (by lookups), failed, evicted "
-        "(for others), lost (with the device).",
+        "Copies of blocks on CUDA devices, by event: made, found (by lookups), failed, evicted "
+        "(for others), dropped (their block has left memory), lost (with the device).",
         ("event",),
-        _by_suffix("copies", "made", "found", "failed", "evicted", "lost"),
+        _by_suffix("copies", "made", "found", "failed", "evicted", "dropped", "lost"),
     ),
     CounterSpec(
         "promotions",
@@ -163,6 +163,31 @@ COUNTERS = (
         "Pages that clients read by way of the hints, without a lookup.",
         (),
         {"pages_touched": ()},
+    ),
+    CounterSpec(
+        "engine_events",
+        "What engines told of pages in their own caches, by kind; unknown: pages that are not "
+        "here; dropped: events that an engine could not send.",
+        ("kind",),
+        _by_suffix(
+            *("events", "stored", "removed", "touched", "pinned", "unpinned", "unknown", "dropped")
+        ),
+    ),
+    CounterSpec(
+        "pages_let_go",
+        "Pages that some engine held and none holds any more: written to nvme soon, and then the "
+        "first to leave memory.",
+        (),
+        {"pages_let_go": ()},
+    ),
+    CounterSpec("pins_refused", "Pins of engines beyond a limit.", (), {"pins_refused": ()}),
+    CounterSpec(
+        "engines_lost",
+        "Engines that told of their caches, by what became of it: expired (silent for "
+        "lease.engine_ttl), not_followed (too many in one namespace: their uses and pins count, "
+        "what they hold does not).",
+        ("reason",),
+        _by_suffix("engines", "expired", "not_followed"),
     ),
     CounterSpec(
         "segments_reformatted",
@@ -209,6 +234,10 @@ GAUGES_AMONG_COUNTERS: Mapping[str, str] = {
     "demotes_in_flight": "Batches being written to nvme.",
     "promotes_in_flight": "Batches being read from nvme.",
     "lookups_waiting": "Lookups that wait for blocks from nvme.",
+    "nvme_reads_waiting": "Blocks whose namespaces wait for their turn at a device.",
+    "engines": "Engines that tell of their own caches.",
+    "pinned_pages": "Pages that engines keep in memory.",
+    "pinned_bytes": "Memory of those.",
     "leased_blocks": "Blocks under read leases, counted once a need that names them.",
 }
 """Values in a status's counters that rise and fall."""

@@ -2,7 +2,7 @@
 
 ::
 
-    start:  check memory -> HTTP -> open nvme -> build the house -> bind everything -> prefault
+    start:  check memory -> HTTP -> open nvme, hbm -> build the house -> bind everything -> prefault
             -> accept -> ready
     stop:   signal -> drain (puts, then what waits for nvme) -> close
             a second signal, or a failure: close at once
@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import sys
 import threading
-from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from structlog.typing import FilteringBoundLogger
@@ -37,7 +35,9 @@ from anchorstore.server.http import Health, HttpServer, routes_of
 from anchorstore.server.logs import make_logger
 from anchorstore.server.metrics import CONTENT_TYPE, Metrics
 from anchorstore.server.mover import Mover
+from anchorstore.server.opening import MakePlatform
 from anchorstore.server.service import Service
+from anchorstore.server.signals import Signals, first_of, unless
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.dram import DramTier
 from anchorstore.tiers.memory import check_room
@@ -46,12 +46,14 @@ from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.transport.reasons import reason_of
 from anchorstore.units import format_bytes
 
+if TYPE_CHECKING:
+    from anchorstore.server.devices import Devices
+
 BOOT_ID_BYTES = 16
 SECRET_BYTES = 32
 DRAIN_POLL_SECONDS = 0.02
 PREFAULT_REPORT_SECONDS = 5.0
 EXIT_OK, EXIT_FAILED = 0, 1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Daemon:
@@ -62,6 +64,7 @@ class Daemon:
         log: where events go.
         clock: what time it is.
         open_file: how the nvme tier opens its files.
+        make_platform: gives the hbm tier its devices; called where one is configured.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Daemon:
         log: FilteringBoundLogger,
         clock: Clock,
         open_file: OpenFile = open_direct,
+        make_platform: MakePlatform = opening.cuda_platform,
     ) -> None:
         wrong = problems(config)
         if wrong:
@@ -85,7 +89,8 @@ class Daemon:
         )
         self.http: HttpServer | None = None
         self.nvme: NvmeTier | None = None
-        self._open_file = open_file
+        self.devices: Devices | None = None
+        self._open_file, self._make_platform = open_file, make_platform
         self._opening: asyncio.Future[NvmeTier] | None = None
         self._house: House | None = None
         self._prefault_stopped = threading.Event()
@@ -131,12 +136,15 @@ class Daemon:
         await self._start_http()
         if self.config.tiers.nvme.devices:
             await self._open_nvme()
+        if self.config.tiers.hbm.is_wanted:
+            await self._open_hbm()
         core = await self._make_core()
         self._house = house.build(
             self.config,
             core,
             self.tier,
             self.nvme,
+            self.devices,
             self.clock,
             self.supervisor,
             self.metrics,
@@ -157,7 +165,7 @@ class Daemon:
         pause_seconds = self.config.deadlines.housekeeping_seconds
         evict_step = self.config.limits.evict_step_blocks
         self.supervisor.spawn("housekeeping", keep_house(self.service, pause_seconds, evict_step))
-        policy = self.service.core.config.policy
+        policy, _ = self.service.core.last_tier
         if isinstance(policy, FlopAware):
             tuning = tune_once(self.service.core, policy, pause_seconds)
             self.supervisor.watch("tuning", tuning).add_done_callback(self._note_tuned)
@@ -180,6 +188,21 @@ class Daemon:
         self._opening = loop.run_in_executor(None, opening.open_tier, *wanted)
         self.nvme = await asyncio.shield(self._opening)
         opening.tell_devices(self.nvme, self.log)
+
+    async def _open_hbm(self) -> None:
+        """In a thread: a driver takes up to seconds to start."""
+        self.health.starting = "hbm"
+        devices = opening.make_devices(
+            self.config.tiers.hbm,
+            self._make_platform(),
+            self.tier,
+            self.boot_id,
+            self._warn,
+            self.supervisor.fail,
+        )
+        await asyncio.to_thread(devices.open)
+        self.devices = devices
+        opening.tell_cuda_devices(devices, self.log)
 
     async def _make_core(self) -> Store:
         """The core, with what the journals name."""
@@ -267,6 +290,8 @@ class Daemon:
             await self.http.close()
         await self.supervisor.stop()
         await self._close_nvme()
+        if self.devices is not None:  # copies to a device read the pool
+            await self.devices.close()
         if self._house is not None:
             self._house.close()
         self.tier.close()
@@ -282,59 +307,21 @@ class Daemon:
             self.log.warning("nvme: a device still holds calls that it does not answer")
 
 
-class Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, the second for the end."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.first, self.second = asyncio.Event(), asyncio.Event()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._came)
-
-    def _came(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-    def close(self) -> None:
-        """Gives the signals back."""
-        for number in _SIGNALS:
-            self._loop.remove_signal_handler(number)
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Returns once one of `events` is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-
-
-async def _unless(work: Coroutine[Any, Any, None], *events: asyncio.Event) -> None:
-    """Runs `work`, but gives it up as soon as one of `events` is set; its errors come through."""
-    task = asyncio.ensure_future(work)
-    stop = asyncio.ensure_future(_first(*events))
-    try:
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        stop.cancel()
-        task.cancel()
-        await asyncio.wait({task})
-
-
 async def _live(daemon: Daemon, signals: Signals) -> None:
     """Starts, serves and drains; returns when it is time to close."""
     failed = daemon.supervisor.failed
-    await _unless(daemon.start(), signals.first, failed)
-    await _first(signals.first, failed)
+    await unless(daemon.start(), signals.first, failed)
+    await first_of(signals.first, failed)
     if not failed.is_set():
         daemon.log.info("draining", limit_seconds=daemon.config.node.drain_seconds)
-        await _unless(daemon.drain(), signals.second, failed)
+        await unless(daemon.drain(), signals.second, failed)
 
 
-async def run(config: Config, log: FilteringBoundLogger | None = None) -> int:
+async def run(
+    config: Config,
+    log: FilteringBoundLogger | None = None,
+    make_platform: MakePlatform = opening.cuda_platform,
+) -> int:
     """Runs a daemon until a signal or a failure; returns the process's exit code.
 
     ConfigError where it cannot be started as configured.
@@ -343,7 +330,7 @@ async def run(config: Config, log: FilteringBoundLogger | None = None) -> int:
         log = make_logger(config.log, config.node.name or os.uname().nodename, sys.stderr)
     signals = Signals(asyncio.get_running_loop())
     try:
-        daemon = Daemon(config, log, SystemClock())
+        daemon = Daemon(config, log, SystemClock(), make_platform=make_platform)
         log.info("starting", version=__version__, boot_id=daemon.boot_id, pid=os.getpid())
         try:
             await _live(daemon, signals)
@@ -366,7 +353,11 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def serve(config: Config, log: FilteringBoundLogger | None = None) -> int:
+def serve(
+    config: Config,
+    log: FilteringBoundLogger | None = None,
+    make_platform: MakePlatform = opening.cuda_platform,
+) -> int:
     """run() on an event loop of its own."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(run(config, log))
+        return runner.run(run(config, log, make_platform))

@@ -2,9 +2,10 @@
 
 ::
 
-    healthy --takes no blocks--> closed ---now and then---> reopened for a moment, so that a write
-       ^                           |                        can find out whether it has passed
-       +------- it has passed -----+-- offline for long --> lost, some segments a look
+    healthy --takes no blocks, stuck--> closed ---now and then---> reopened for a moment, so that a
+       ^                                  |                        write can find out whether it
+       +------- it has passed ------------+                        has passed
+                                          +-- offline for long --> lost, some segments a look
 
 What lies on a device that is gone stays known for a while, since it may come back; then it is
 forgotten, so that writers bring it again.
@@ -24,6 +25,7 @@ from anchorstore.tiers.nvme.tier import NvmeTier
 CLOSED_SECONDS = 30.0  # from one attempt to the next
 ATTEMPT_SECONDS = 1.0
 LOST_SECONDS = 90.0  # offline for as long: given up
+CALM_SECONDS = 10.0  # that a device has answered, before one that was stuck is trusted again
 SEGMENTS_A_LOOK = 256
 
 
@@ -35,6 +37,7 @@ class _Watched:
     segments: range
     is_closed: bool = False
     turn_at: float = 0.0  # of the next attempt, or of its end
+    calm_at: float = 0.0
     offline_since: float | None = None
     segments_lost: int = 0
 
@@ -55,10 +58,13 @@ class DeviceWatch:
         now = self._clock.now()
         for watched in self._watched:
             state = watched.device.health.state
-            if state == State.HEALTHY:
+            if watched.device.queue.is_stalled():
+                watched.calm_at = now + CALM_SECONDS
+            is_stuck = now < watched.calm_at
+            if state == State.HEALTHY and not is_stuck:
                 self._healthy(watched)
                 continue
-            if now >= watched.turn_at:
+            if now >= watched.turn_at and not (is_stuck and watched.is_closed):
                 self._turn(watched, now)
             if state == State.OFFLINE:
                 self._offline(watched, now)

@@ -23,6 +23,7 @@ from structlog.typing import FilteringBoundLogger
 from anchorstore.clock import Clock
 from anchorstore.errors import AnchorStoreError, InvalidRequest, Unavailable, code_of
 from anchorstore.server.admin import Admin
+from anchorstore.server.engine_events import EngineEvents
 from anchorstore.server.peer import Peer
 from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
@@ -105,6 +106,8 @@ class Dispatcher:
             Method.RENEW: service.renew,
             Method.RELEASE: service.release,
             Method.TOUCH: service.touch,
+            Method.LEND: service.lend,
+            Method.EVENTS: EngineEvents(service).events,
             Method.STATUS: admin.status,
             Method.LIST: admin.list_pages,
             Method.CHECK: admin.check,

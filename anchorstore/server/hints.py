@@ -20,7 +20,7 @@ import numpy as np
 
 from anchorstore.server.core.types import U32, U64, Gone
 from anchorstore.tiers.base import Tier
-from anchorstore.tiers.dram import SealedMemory
+from anchorstore.tiers.heads import SealedMemory
 from anchorstore.transport import hints as table_format
 
 LOAD = 0.85  # of a table that holds every block: with two homes a hint, hardly any finds both full

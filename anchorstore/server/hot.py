@@ -1,11 +1,12 @@
-"""Copies of hot blocks in hbm: what the mirror decides, done.
+"""Copies of hot blocks on one device: what the mirror decides, done.
 
 ::
 
-    loop      lookup's answer --> places(): find . see --work--+            +--> finish
-    threads                                                    +--> lane -->+     (tiers/lanes.py)
+    loop      lookup --> places(): find --> answer    see --work--+            +--> finish
+    threads                                                       +--> lane -->+   (tiers/lanes.py)
 
 The answer waits for no copy: who asks first reads dram, who asks after the copy reads the device.
+A round of the loop begins copies of at most batch_blocks blocks a need.
 A copy takes no lease on its source, since what arrives is compared with the source's checksum: a
 slot that is written anew meanwhile just does not arrive.
 """
@@ -20,27 +21,31 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
-from anchorstore.config.hbm import HbmConfig
-from anchorstore.errors import ConfigError
-from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorConfig, MirrorWork
+from anchorstore.server.core.mirror import Mirror, MirrorWork
 from anchorstore.server.core.types import BlockColumns, Gone
 from anchorstore.tiers.base import Moved, Moves, Tier
-from anchorstore.tiers.hbm import HbmCounters, HbmOptions, HbmTier, daemon_tier
-from anchorstore.transport.cuda import CudaDevice, CudaError
-from anchorstore.transport.cuda_driver import DriverDevice
+from anchorstore.tiers.hbm import HbmCounters, HbmTier
 from anchorstore.transport.segment import RECORD, Places, SegmentShape, slot_bytes_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HotStatus:
-    """The hbm tier, for operators.  `offline_reason` is "" where it is online; `copies_*` count
-    since the start."""
+    """One device of the hbm tier, for operators.
+
+    Attributes:
+        blocks, writing: copies that can be found, and those on their way.
+        offline_reason: "" where it is online.
+        copies, moved: counts since the start.
+    """
 
     device: str
     domain: str
     capacity_bytes: int
     used_bytes: int
+    segments: int
+    segments_free: int
     blocks: int
+    writing: int
     offline_reason: str
     copies: dict[str, int]
     moved: HbmCounters
@@ -62,6 +67,7 @@ class Hot:
     ) -> None:
         self.mirror, self.hbm = mirror, hbm
         self._dram, self._fail = dram, fail
+        self._asked: list[tuple[Places, int]] = []  # and not seen yet; with their blocks' bytes
 
     def places(
         self, domain: str, columns: Sequence[BlockColumns], block_bytes: Sequence[int]
@@ -73,34 +79,49 @@ class Hot:
         if domain != self.hbm.domain or not self.hbm.is_online:
             return []
         found = [self.mirror.find(column.places) for column in columns]
-        for column, size in ((c, block_bytes[c.layout]) for c in columns):
-            if self.hbm.has_room():
-                work = self.mirror.see(column.places, size)
-                if work is not None:
-                    self._begin(work)
+        for column, copies in zip(columns, found, strict=True):
+            without = column.places[copies["segment"] == 0]
+            if len(without):
+                self._see_soon(without, block_bytes[column.layout])
         return found
 
     def forget(self, gone: Iterable[Gone]) -> None:
         """Blocks have left dram."""
+        self._see()  # those that were asked for stood then
         self.mirror.forget(gone)
 
     def lost(self) -> None:
         """The tier is offline, and every copy gone with it."""
+        self._asked.clear()
         self.mirror.clear()
 
     def close(self) -> None:
         """Waits for copies under way, or for a stuck device's deadline; gives the memory back."""
         self.hbm.close()
 
-    def descriptor(self, segment_id: int) -> int:
-        """Head of a segment that a session of the domain may map; LookupError for another id."""
-        return self.hbm.descriptor(self.hbm.index_of(segment_id))
-
-    def start_of(self, segment_id: int) -> int:
-        """Where in the slab that segment begins; LookupError likewise."""
-        return self.hbm.index_of(segment_id) * self.hbm.segment_bytes
+    def head_of(self, segment_id: int) -> tuple[int, int]:
+        """Of a segment that a session of the domain may map: the descriptor of its head, and where
+        in the slab it begins; LookupError for another id, or where the tier is offline."""
+        if not self.hbm.is_online:
+            raise LookupError(segment_id)
+        index = self.hbm.index_of(segment_id)
+        return self.hbm.descriptor(index), index * self.hbm.segment_bytes
 
     # ---- copies ----
+
+    def _see_soon(self, places: Places, block_bytes: int) -> None:
+        """In the loop's next round: the answer goes out first."""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._see)
+        self._asked.append((places, block_bytes))
+
+    def _see(self) -> None:
+        asked, self._asked = self._asked, []
+        for places, block_bytes in asked:
+            if self.hbm.is_online and self.hbm.has_room():
+                work = self.mirror.see(places, block_bytes)
+                if work is not None:
+                    self._begin(work)
 
     def _begin(self, work: MirrorWork) -> None:
         for order in work.formats:
@@ -123,10 +144,9 @@ class Hot:
             shown[mine] = self._dram.records(index)[work.sources["slot"][mine]]
         rows = np.flatnonzero(shown["generation"] == work.sources["generation"])
         shown, shape = shown[rows], self._shape(work.block_bytes)
-        slots = work.sources["slot"][rows].tolist()
         moves = Moves(
             memories=memories[rows],
-            memory_offsets=np.array([shape.offset(slot) for slot in slots], np.uint64),
+            memory_offsets=shape.offsets(work.sources["slot"][rows]),
             segments=work.segment_indices[rows],
             slots=work.slots[rows],
             offsets=work.offsets[rows],
@@ -162,54 +182,11 @@ class Hot:
             domain=tier.domain,
             capacity_bytes=tier.segments * tier.segment_bytes,
             used_bytes=self.mirror.used_bytes,
+            segments=tier.segments,
+            segments_free=self.mirror.segments_free,
             blocks=self.mirror.blocks,
+            writing=self.mirror.writing,
             offline_reason=tier.offline_reason,
             copies=dict(self.mirror.counters),
             moved=dataclasses.replace(tier.counters),
         )
-
-
-def open_hot(
-    config: HbmConfig,
-    dram: Tier,
-    boot_id: bytes,
-    warn: Callable[[str], None],
-    fail: Callable[[str, BaseException], None],
-    make_device: Callable[[int], CudaDevice] = DriverDevice,
-) -> Hot:
-    """The tier that the configuration names; ConfigError where it cannot be had.  On the event
-    loop: it blocks for as long as the driver takes to start, some 100 ms to seconds.
-
-    `warn` is told when memory cannot be pinned and when the device is lost.
-    """
-    assert config.device is not None, "no device is configured"
-    loop = asyncio.get_running_loop()
-    try:
-        device = make_device(config.device.ordinal)
-    except CudaError as error:
-        raise ConfigError(f"tiers.hbm.device: {config.device} cannot be used: {error}") from error
-
-    def lost(reason: str) -> None:  # in a lane's thread
-        warn(f"hbm: {config.device} is offline, the pool serves on: {reason}")
-        loop.call_soon_threadsafe(hot.lost)
-
-    tier = daemon_tier(
-        device,
-        config.device.capacity_bytes,
-        config.tier_segment_bytes,
-        boot_id,
-        config.domain,
-        HbmOptions(
-            config.lanes, config.pinned_bytes // 2, config.deadline_seconds, config.queue_jobs
-        ),
-        warn,
-        lost,
-    )
-    mirror = Mirror(MirrorConfig(tier.segments, tier.segment_bytes, config.sightings))
-    hot = Hot(mirror, dram, tier, fail)
-    return hot
-
-
-def is_hbm(segment_id: int) -> bool:
-    """Whether a segment of this id is one of hbm's."""
-    return segment_id >= IDS_FROM

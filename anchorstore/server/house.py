@@ -5,6 +5,7 @@
     config -> core.Store -+-> Service -+-> LocalListener   Unix socket
               DramTier  --+   Admin   -+-> RemoteListener  framed TCP   (off by default)
               NvmeTier  --+            +-> RpcServer       gRPC         (off by default)
+              Devices   --+
               Mover ------+
               StagingPool-+
 """
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from structlog.typing import FilteringBoundLogger
 
@@ -29,6 +31,9 @@ from anchorstore.server.service import Service
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.dram import DramTier, StagingPool
 from anchorstore.tiers.nvme.tier import NvmeTier
+
+if TYPE_CHECKING:
+    from anchorstore.server.devices import Devices
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ def build(
     core: Store,
     tier: DramTier,
     nvme: NvmeTier | None,
+    devices: Devices | None,
     clock: Clock,
     supervisor: Supervisor,
     metrics: Metrics,
@@ -76,6 +82,7 @@ def build(
         log=log,
         hints=hints,
         nvme=nvme,
+        devices=devices,
     )
     admin = Admin(service, supervisor, limits.list_pages, lambda: tier.huge_pages)
     metrics.add_store(lambda: admin.status_for(None), config)

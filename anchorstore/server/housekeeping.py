@@ -35,7 +35,7 @@ async def tune_once(core: Store, policy: FlopAware, pause_seconds: float) -> Flo
         if window is not None:
             break
         await asyncio.sleep(pause_seconds)
-    capacity_bytes = core.config.segments * core.config.segment_bytes
+    _, capacity_bytes = core.last_tier
     tuned = await asyncio.to_thread(tune, window, capacity_bytes, policy.balance_pages)
     core.follow(tuned)
     return tuned

@@ -15,18 +15,20 @@ nothing but its place among limits.waiting_lookups.
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from anchorstore.clock import Clock
 from anchorstore.errors import AnchorStoreError
 from anchorstore.server import codec
 from anchorstore.server.core.planning import Reach
 from anchorstore.server.core.store import Store
-from anchorstore.server.core.types import LookupResult, Need
+from anchorstore.server.core.types import BlockColumns, LookupResult, Need
 from anchorstore.server.core.work import Promotion
 from anchorstore.server.promotion import Promotions
 from anchorstore.server.supervisor import Supervisor
+from anchorstore.transport.segment import Places
 from anchorstore.wire.v1 import store_pb2 as pb
 
 ROUNDS_MAX = 4
@@ -35,13 +37,15 @@ ROUNDS_MAX = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A lookup's arguments."""
+    """A lookup's arguments; `on_device` says where the blocks of an answer's columns also lie on
+    the session's device, None where it has none."""
 
     session_id: bytes
     path_hashes: bytes
     needs: Sequence[Need]
     max_lineage: int
     margin_pages: int
+    on_device: Callable[[Sequence[BlockColumns]], Sequence[Places]] | None = None
 
     def asked(self, core: Store, reach: Reach, now: float) -> LookupResult:
         """The core's answer; AnchorStoreError as the core has it."""
@@ -55,12 +59,17 @@ class Question:
             reach=reach,
         )
 
+    def places_of(self, result: LookupResult) -> Sequence[Places]:
+        """On the session's device, by column; empty where it has none."""
+        return () if self.on_device is None else self.on_device(result.columns)
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Waiting:
     """A lookup whose blocks are on their way."""
 
     question: Question
+    namespace_id: int
     answer: asyncio.Future[pb.LookupResponse]
     until: float
     timer: asyncio.TimerHandle | None = None
@@ -76,10 +85,8 @@ class Lookups:
     Args:
         promotions: None where dram is all there is.
         wait_seconds_max: longest that a lookup waits, whatever its caller asks.
-        waiting_max: lookups that wait at once; further ones are answered by dram alone.
-
-    Attributes:
-        waiting: how many wait.
+        waiting_max: lookups that wait at once, at most half of them one namespace's; further ones
+            are answered by dram alone.
     """
 
     def __init__(
@@ -96,7 +103,12 @@ class Lookups:
         self._supervisor = supervisor
         self._lease_ttl_ms = lease_ttl_ms
         self._wait_seconds_max, self._waiting_max = wait_seconds_max, waiting_max
-        self.waiting = 0
+        self._waiting: collections.Counter[int] = collections.Counter()  # by namespace
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return self._waiting.total()
 
     def lookup(
         self, question: Question, wait_seconds: float, prefetch: bool
@@ -104,22 +116,27 @@ class Lookups:
         """The answer, or the future of it where blocks must come first."""
         now = self._clock.now()
         if self._promotions is None:
-            return self._answer(question.asked(self._core, Reach.ALL, now))
+            return self._answer(question, question.asked(self._core, Reach.ALL, now))
         waits = wait_seconds > 0 and self.waiting < self._waiting_max
         if not (waits or prefetch):
-            return self._answer(question.asked(self._core, Reach.DRAM, now))
+            return self._answer(question, question.asked(self._core, Reach.DRAM, now))
         result = question.asked(self._core, Reach.ALL, now)
         promotion = result.promotion
         if promotion is None:
-            return self._answer(result)
+            return self._answer(question, result)
         self._promotions.begin(promotion)
-        if waits:
+        if waits and self._waiting[promotion.namespace_id] < max(1, self._waiting_max // 2):
             return self._wait(question, promotion, min(wait_seconds, self._wait_seconds_max))
-        return self._answer(question.asked(self._core, Reach.DRAM, now), promotion.boundary_pages)
+        return self._answer(
+            question, question.asked(self._core, Reach.DRAM, now), promotion.boundary_pages
+        )
 
-    def _answer(self, result: LookupResult, loading_pages: int = 0) -> pb.LookupResponse:
+    def _answer(
+        self, question: Question, result: LookupResult, loading_pages: int = 0
+    ) -> pb.LookupResponse:
         assert result.promotion is None, "no answer yet"
-        response = codec.lookup_response(result, self._lease_ttl_ms)
+        on_device = question.places_of(result)
+        response = codec.lookup_response(result, self._lease_ttl_ms, on_device)
         if loading_pages > result.boundary_pages:
             response.loading_boundary_pages = loading_pages
         return response
@@ -129,9 +146,10 @@ class Lookups:
     ) -> asyncio.Future[pb.LookupResponse]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.LookupResponse] = loop.create_future()
-        waiting = _Waiting(question, answer, self._clock.now() + wait_seconds)
+        until = self._clock.now() + wait_seconds
+        waiting = _Waiting(question, promotion.namespace_id, answer, until)
         waiting.timer = loop.call_later(wait_seconds, self._late, waiting)
-        self.waiting += 1
+        self._waiting[waiting.namespace_id] += 1
         self._listen(waiting, promotion)
         return answer
 
@@ -159,7 +177,7 @@ class Lookups:
         if result is None:
             return
         if result.promotion is None:
-            self._end(waiting).set_result(self._answer(result))
+            self._end(waiting).set_result(self._answer(waiting.question, result))
             return
         assert self._promotions is not None
         self._promotions.begin(result.promotion)
@@ -171,7 +189,9 @@ class Lookups:
             return
         result = self._asked(waiting, Reach.DRAM)
         if result is not None:
-            self._end(waiting).set_result(self._answer(result, waiting.boundary_pages))
+            self._end(waiting).set_result(
+                self._answer(waiting.question, result, waiting.boundary_pages)
+            )
 
     def _asked(self, waiting: _Waiting, reach: Reach) -> LookupResult | None:
         """The core's answer now; None where there is none any more, and the caller was told."""
@@ -189,5 +209,6 @@ class Lookups:
         """The future to be set."""
         assert waiting.timer is not None, "it waits"
         waiting.timer.cancel()
-        self.waiting -= 1
+        self._waiting[waiting.namespace_id] -= 1
+        self._waiting += collections.Counter()  # without those of whom none waits
         return waiting.answer

@@ -47,7 +47,9 @@ SECONDS_BUCKETS = (
     1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 
-LIMIT_SECTIONS = ("tiers.dram", "tiers.nvme", "lease", "limits", "deadlines", "namespaces", "node")
+LIMIT_SECTIONS = (
+    "tiers.dram", "tiers.nvme", "tiers.hbm", "lease", "limits", "deadlines", "namespaces", "node",
+)  # fmt: skip
 _LIMIT_UNITS = {"count": "", "fraction": "_ratio", "bytes": "_bytes", "seconds": "_seconds"}
 
 
@@ -253,6 +255,7 @@ class LimitsCollector(Collector):
         worked_out = {
             "tiers.dram.segment": self._config.tiers.dram.pool_segment_bytes,
             "tiers.nvme.segment": self._config.tiers.nvme.tier_segment_bytes,
+            "tiers.hbm.segment": self._config.tiers.hbm.tier_segment_bytes,
             "limits.sessions_per_domain": self._config.limits.domain_sessions,
             "limits.connections_per_domain": self._config.limits.domain_connections,
         }

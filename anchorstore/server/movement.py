@@ -3,14 +3,18 @@
 ::
 
     a seal --wake--> begin_demote --> WritePlan --> NvmeTier.write      threads, devices
-                                                         |
+                     a work a device                     |
        journal <-- note_blocks <-- finish_demote <-------+  Done: which blocks were written
        journal <-- note_gone   <-- take_cold_gone           what nvme gave up
+       journal <-- note_used   <-- take_cold_used           once a minute: what a restart holds dear
 
-What a device had no time for is tried again, with pauses, as long as some device takes blocks.
-Few batches are on their way at a time, each of some milliseconds of writing, so that little of the
-pool is pinned.  While no device takes a block the core is told, and lets memory go unwritten; one
-batch now and then finds out whether that has passed.
+Each device has room for so many blocks on their way, and each work is one device's: who is slow
+holds up nobody else, and gets less.  Little is on its way at a time, some milliseconds of writing a
+device, so that little of the pool is pinned.
+
+What a device had no time for is tried again, with pauses, as long as it takes blocks.  A device
+that wrote nothing of a work gets no other for a while.  When that is so of all of them the core is
+told, and lets memory go unwritten; a work now and then finds out whether it has passed.
 """
 
 from __future__ import annotations
@@ -23,42 +27,84 @@ import numpy.typing as npt
 
 from anchorstore.clock import Clock
 from anchorstore.server.core.store import Store
-from anchorstore.server.core.work import DemoteWork
+from anchorstore.server.core.work import DemoteWork, KnownNamespace
 from anchorstore.server.device_watch import DeviceWatch
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
+from anchorstore.tiers.nvme.device import NvmeDevice
 from anchorstore.tiers.nvme.health import State
 from anchorstore.tiers.nvme.notes import NamespaceNote
 from anchorstore.tiers.nvme.plans import Done, Status, WritePlan, chosen
 from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
 
-BATCH_BYTES_MAX = 32 * MIB
-BATCH_POOL_PART = 32  # of the pool that one batch pins, at most one in so many
+BATCH_BYTES_MAX = 32 * MIB  # begun at a time
 BATCH_BLOCKS_MAX = 256
 BATCHES_A_DEVICE = 2
+PINNED_POOL_PART = 16  # all that is on its way pins at most one in so many of the pool
 PAUSE_SECONDS = 0.25  # between two looks where nobody wakes us
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
+IN_TIME_PART = 0.5  # of what a device may write until a deadline, it has on its way
 TRIES_MAX = 4  # of blocks that a device had no time for, before they wait for their turn again
 FLUSH_POLL_SECONDS = 0.01
+USED_SECONDS = 60.0  # how coarsely the journals know what was used when
+USED_PAGES_MAX = 32_768  # told in one go
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Batch:
-    """Blocks on their way.  Masks [n]: `ok` are written, `left` are tried again."""
+    """Blocks on their way to a device.  Masks [n]: `ok` are written, `left` are tried again."""
 
     ticket: int
+    outlet: Outlet
     plan: WritePlan
     ok: npt.NDArray[np.bool_]
     left: npt.NDArray[np.bool_]
     tries: int = 1
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class Outlet:
+    """One device, as something to write to.  `blocks` are on their way there; it gets no others
+    before `retry_at`."""
+
+    device: NvmeDevice
+    blocks: int = 0
+    retry_at: float = 0.0
+    retry_seconds: float = RETRY_SECONDS
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether it does, now or soon."""
+        return self.device.health.state == State.HEALTHY
+
+    def rests(self, now: float) -> bool:
+        """Whether it gets nothing at present, whatever there is to write."""
+        return now < self.retry_at or self.device.queue.is_stalled()
+
+    def room(self, blocks_max: int, block_bytes: float) -> int:
+        """How many more blocks it may have on their way: not those that it would be too late for,
+        where so many bytes a second are the limit."""
+        limits = self.device.limits
+        if limits.write_bytes_per_second:
+            in_time = limits.write_bytes_per_second * limits.deadline_seconds * IN_TIME_PART
+            blocks_max = min(blocks_max, max(1, int(in_time / block_bytes)))
+        return max(0, blocks_max - self.blocks)
+
+    def learn(self, wrote: bool, now: float) -> None:
+        """A work has ended: it wrote some of it, or nothing."""
+        if wrote:
+            self.retry_at, self.retry_seconds = 0.0, RETRY_SECONDS
+        elif now >= self.retry_at:  # else another work of the same moment has said so
+            self.retry_at = now + self.retry_seconds
+            self.retry_seconds = min(2 * self.retry_seconds, RETRY_SECONDS_MAX)
+
+
 class Movement:
     """Carries out demotions.  Not for use from other threads than the event loop's.
 
     Attributes:
-        in_flight: batches that are being written.
+        outlets: the devices.
     """
 
     def __init__(
@@ -66,15 +112,15 @@ class Movement:
     ) -> None:
         self._core, self._tier, self.nvme, self._clock = core, tier, nvme, clock
         self._supervisor = supervisor
-        pool_bytes = tier.segments * tier.segment_bytes
-        self._batch_bytes = min(BATCH_BYTES_MAX, pool_bytes // BATCH_POOL_PART)
-        self._batches_max = BATCHES_A_DEVICE * len(nvme.devices)
+        pinned_bytes = tier.segments * tier.segment_bytes // PINNED_POOL_PART
+        batches = BATCHES_A_DEVICE * len(nvme.devices)
+        self._batch_bytes = min(BATCH_BYTES_MAX, pinned_bytes // batches)
         self._block_bytes = float(self._batch_bytes)  # about what a block has, learned as they go
+        self.outlets = [Outlet(device) for device in nvme.devices]
         self._devices = DeviceWatch(core, nvme, clock)
         self._woken = asyncio.Event()
-        self._retry_at, self._retry_seconds = 0.0, RETRY_SECONDS
         self._is_ending = False
-        self.in_flight = 0
+        self._used_at = clock.now()
 
     # ---- the loop ----
 
@@ -87,7 +133,9 @@ class Movement:
         while True:
             self._devices.look()
             self.note_gone()
-            if self._may_begin() and self._begin():
+            if self._clock.now() - self._used_at >= USED_SECONDS:
+                self._note_used()
+            if self._begin():
                 await asyncio.sleep(0)  # calls first
                 continue
             self._woken.clear()
@@ -97,25 +145,33 @@ class Movement:
             except TimeoutError:
                 continue
 
-    def _may_begin(self) -> bool:
-        if self.in_flight >= self._batches_max or self._clock.now() < self._retry_at:
-            return False
-        return not self._is_ending or bool(self._core.blocks_to_demote)
+    @property
+    def in_flight(self) -> int:
+        """Blocks that are being written."""
+        return sum(outlet.blocks for outlet in self.outlets)
 
     def _begin(self) -> bool:
         """Begins a batch; whether there was one."""
-        self._core.pause_demotion(paused=False)
-        blocks = int(self._batch_bytes // self._block_bytes)
-        limit = max(1, min(BATCH_BLOCKS_MAX, blocks))
-        work = self._core.begin_demote(limit, self._clock.now())
-        self.note_gone()  # what made way, before what takes its place is noted
-        if work is None:
+        if self._is_ending and not self._core.blocks_to_demote:
             return False
-        self._block_bytes = float(work.block_bytes.mean())
-        everything = np.ones(len(work), np.bool_)
-        self.in_flight += 1
-        self._write(_Batch(work.ticket, self._plan(work), ~everything, everything))
-        return True
+        now, blocks = self._clock.now(), int(self._batch_bytes // self._block_bytes)
+        limit = max(1, min(BATCH_BLOCKS_MAX, blocks))
+        room = [
+            0 if outlet.rests(now) else outlet.room(BATCHES_A_DEVICE * limit, self._block_bytes)
+            for outlet in self.outlets
+        ]
+        self._core.pause_demotion(paused=all(outlet.rests(now) for outlet in self.outlets))
+        if not any(room):
+            return False
+        works = self._core.begin_demote(limit, now, room)
+        self.note_gone()  # what made way, before what takes its place is noted
+        for work in works:
+            self._block_bytes = float(work.block_bytes.mean())
+            everything = np.ones(len(work), np.bool_)
+            outlet = self.outlets[work.device]
+            outlet.blocks += len(work)
+            self._write(_Batch(work.ticket, outlet, self._plan(work), ~everything, everything))
+        return bool(works)
 
     def _write(self, batch: _Batch) -> None:
         plan = chosen(batch.plan, batch.left)
@@ -126,8 +182,8 @@ class Movement:
     def _plan(self, work: DemoteWork) -> WritePlan:
         """The work with the tier's numbers of namespaces and kinds."""
         spaces = {
-            key: self.nvme.namespace_number(NamespaceNote(space, max_lineage))
-            for key, (space, max_lineage) in work.namespaces.items()
+            key: self.nvme.namespace_number(NamespaceNote(*known))
+            for key, known in work.namespaces.items()
         }
         kinds = {key: self.nvme.kind_number(layout) for key, layout in work.kinds.items()}
         return WritePlan(
@@ -152,12 +208,12 @@ class Movement:
             status = writing.result().status
             batch.ok[batch.left] = status == Status.OK
             batch.left[batch.left] = (status == Status.LATE) | (status == Status.REFUSED)
-            if batch.left.any() and batch.tries < TRIES_MAX and self._can_write():
+            if batch.left.any() and batch.tries < TRIES_MAX and batch.outlet.takes_blocks:
                 pause = RETRY_SECONDS * 2**batch.tries
                 batch.tries += 1
                 asyncio.get_running_loop().call_later(pause, self._write, batch)
                 return
-            self.in_flight -= 1
+            batch.outlet.blocks -= len(batch.ok)
             self._finish(batch)
         except Exception as error:  # noqa: BLE001 - handed to the supervisor, whatever it is
             self._supervisor.fail("movement", error)
@@ -168,20 +224,7 @@ class Movement:
         self.note_gone()
         if stands.any():
             self.nvme.note_blocks(batch.plan.entries(stands))
-        self._learn(wrote=bool(batch.ok.any()))
-
-    def _can_write(self) -> bool:
-        """Whether some device takes blocks, now or soon."""
-        return any(device.health.state == State.HEALTHY for device in self.nvme.devices)
-
-    def _learn(self, wrote: bool) -> None:
-        """Nothing could be written: the core need not wait for it, until the next try."""
-        if wrote:
-            self._retry_at, self._retry_seconds = 0.0, RETRY_SECONDS
-            return
-        self._retry_at = self._clock.now() + self._retry_seconds
-        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
-        self._core.pause_demotion(paused=True)
+        batch.outlet.learn(bool(batch.ok.any()), self._clock.now())
 
     # ---- the journal ----
 
@@ -190,6 +233,19 @@ class Movement:
         units = self._core.take_cold_gone()
         if len(units):
             self.nvme.note_gone(units)
+
+    def _note_used(self) -> bool:
+        """Tells the journals what was used since the last time; whether there was anything.  Where
+        that was a lot, there is more a second later."""
+        units, now = self._core.take_cold_used(USED_PAGES_MAX), self._clock.now()
+        self._used_at = now - (USED_SECONDS - 1.0 if len(units) >= USED_PAGES_MAX else 0.0)
+        if len(units):
+            self.nvme.note_used(units)
+        return len(units) > 0
+
+    def note_namespace(self, known: KnownNamespace) -> None:
+        """What is to be known of a namespace after a restart."""
+        self.nvme.namespace_number(NamespaceNote(*known))
 
     async def flushed(self, limit_seconds: float) -> bool:
         """Waits until the journals hold all that was noted; whether they do."""
@@ -200,7 +256,7 @@ class Movement:
                 await asyncio.shield(flushing)
         except TimeoutError:
             return False
-        return all(device.health.state == State.HEALTHY for device in self.nvme.devices)
+        return all(outlet.takes_blocks for outlet in self.outlets)
 
     # ---- the end ----
 
@@ -210,7 +266,10 @@ class Movement:
         self.wake()
         while self._is_busy() and self._clock.now() < until:  # noqa: ASYNC110 - no event for all
             await asyncio.sleep(FLUSH_POLL_SECONDS)
+        while self._note_used():
+            await self.flushed(max(0.0, until - self._clock.now()))
         await self.flushed(max(0.0, until - self._clock.now()))
 
     def _is_busy(self) -> bool:
-        return bool(self.in_flight or (self._can_write() and self._core.blocks_to_demote))
+        can_write = any(outlet.takes_blocks for outlet in self.outlets)
+        return bool(self.in_flight or (can_write and self._core.blocks_to_demote))

@@ -1,35 +1,47 @@
-"""The nvme tier at the daemon's start: devices opened, journals read, the index restored.
+"""The tiers beside dram at the daemon's start: devices opened, journals read, the index restored.
 
 ::
 
     tiers.nvme.devices --open, lock, replay--> NvmeTier --entries--> Store.restore
                          a thread of its own       |                     |
                                                    +<-- units of what could not be restored
+    tiers.hbm.devices ---open, allocate, export--> Devices              (empty at every start)
 
-Nothing is read but journals: a block is proven when it is first asked for.
+Nothing is read but journals: a block is proven when it is first asked for.  What only hbm needs is
+imported where it is configured: a daemon without it stays as light as it was.
 """
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from anchorstore.clock import Clock
-from anchorstore.config import Config, NvmeConfig
+from anchorstore.config import Config, HbmConfig, NvmeConfig
 from anchorstore.layout import Component
 from anchorstore.server.assembly import policy_of
 from anchorstore.server.core.admission import ADMISSIONS, Admission, Always, Size
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import NvmeShape
+from anchorstore.server.core.work import KnownNamespace
+from anchorstore.tiers.base import Tier
 from anchorstore.tiers.nvme.device import Options
 from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, open_direct
 from anchorstore.tiers.nvme.tier import DevicePlace, NvmeTier
 from anchorstore.units import format_bytes
 
+if TYPE_CHECKING:
+    from anchorstore.server.devices import Devices
+    from anchorstore.transport.cuda import CudaPlatform
+
 Tell = Callable[[str], None]
+MakePlatform = Callable[[], "CudaPlatform"]
 
 
 def device_options(nvme: NvmeConfig) -> Options:
@@ -85,6 +97,7 @@ def nvme_shape(config: Config, tier: NvmeTier) -> NvmeShape:
     return NvmeShape(
         segments=tier.segments,
         segment_bytes=tier.segment_bytes,
+        devices=tuple(device.segments for device in tier.devices),
         component_share={
             Component.ANCHOR: nvme.anchor_share,
             Component.KV: nvme.kv_share,
@@ -106,8 +119,11 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
     """Hands what the journals name to an empty core; before its first session."""
     started = clock.now()
     found = tier.recover()
-    spaces = [(note.namespace, note.max_lineage) for note in found.namespaces]
-    restored = core.restore(spaces, found.kinds, found.entries)
+    spaces = [
+        KnownNamespace(note.namespace, note.max_lineage, note.enabled) for note in found.namespaces
+    ]
+    by_use = found.entries[np.argsort(found.recency)]
+    restored = core.restore(spaces, found.kinds, by_use)
     if len(restored.lost_units):
         tier.note_gone(restored.lost_units)
     dropped = {reason: count for reason, count in found.dropped.items() if count}
@@ -118,6 +134,7 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
         pages=restored.pages,
         blocks=restored.blocks,
         dropped=dropped,
+        namespaces_off=sum(not space.enabled for space in spaces),
         seconds=round(clock.now() - started, 3),
     )
 
@@ -133,4 +150,38 @@ def tell_devices(tier: NvmeTier, log: FilteringBoundLogger) -> None:
             segment=format_bytes(device.segment_bytes),
             engine=device.engine,
             state=device.health.state.name.lower(),
+        )
+
+
+def cuda_platform() -> CudaPlatform:
+    """The devices that the driver shows to this process."""
+    from anchorstore.transport.cuda_driver import DriverPlatform
+
+    return DriverPlatform()
+
+
+def make_devices(
+    hbm: HbmConfig,
+    platform: CudaPlatform,
+    dram: Tier,
+    boot_id: bytes,
+    warn: Tell,
+    fail: Callable[[str, BaseException], None],
+) -> Devices:
+    """The hbm tier, not opened yet.  On the event loop."""
+    from anchorstore.server.devices import Devices
+
+    loop = asyncio.get_running_loop()
+    return Devices(hbm, platform, dram, boot_id, loop, warn, fail)
+
+
+def tell_cuda_devices(devices: Devices, log: FilteringBoundLogger) -> None:
+    """Logs what was opened, a line a device."""
+    for status in devices.status():
+        log.info(
+            "hbm device",
+            device=status.device,
+            domain=status.domain,
+            capacity=format_bytes(status.capacity_bytes),
+            segments=status.segments,
         )

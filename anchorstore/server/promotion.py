@@ -2,7 +2,7 @@
 
 ::
 
-    begin    formats | slots' generations odd | NvmeTier.read        threads, devices
+    begin    formats | slots' generations odd | Reads -> NvmeTier.read   in turns; threads
                                                      |
     ended    finish_promote | records, even <--------+  Done: which blocks are proven
              hints | whoever waits for the ticket
@@ -23,10 +23,10 @@ from anchorstore.clock import Clock
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.work import PromoteWork, Promotion
 from anchorstore.server.hints import HintTables
+from anchorstore.server.reads import Reads
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.nvme.plans import Done, ReadPlan
-from anchorstore.tiers.nvme.tier import NvmeTier
 
 Ended = Callable[[int, bool], None]
 """Told which ticket has ended, and whether anything has changed by it."""
@@ -41,7 +41,7 @@ class Promotions:
 
     def __init__(
         self,
-        nvme: NvmeTier,
+        reads: Reads,
         core: Store,
         tier: Tier,
         clock: Clock,
@@ -49,7 +49,7 @@ class Promotions:
         hints: HintTables,
         forget_gone: Callable[[], None],
     ) -> None:
-        self._core, self._tier, self._nvme, self._clock = core, tier, nvme, clock
+        self._core, self._tier, self._reads, self._clock = core, tier, reads, clock
         self._supervisor, self._hints, self._forget_gone = supervisor, hints, forget_gone
         self._listeners: dict[int, list[Ended]] = {}
 
@@ -75,7 +75,7 @@ class Promotions:
             lineage=work.lineage,
             checksum=work.checksum,
         )
-        reading = asyncio.wrap_future(self._nvme.read(plan, self._tier.memory))
+        reading = self._reads.read(work.namespace_id, plan)
         reading.add_done_callback(lambda done: self._read(work, done))
 
     def listen(self, tickets: Iterable[int], ended: Ended) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from anchorstore.server.core import types
 from anchorstore.tiers.nvme.device import NvmeDevice
 from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.wire.v1 import admin_pb2 as pb
+
+if TYPE_CHECKING:
+    from anchorstore.server.devices import Devices
+    from anchorstore.server.hot import HotStatus
 
 
 def namespace_status(space: types.NamespaceStatus) -> pb.NamespaceStatus:
@@ -42,6 +49,7 @@ def tier_status(tier: types.TierStatus) -> pb.TierStatus:
             )
             for part in tier.components
         ],
+        blocks=sum(part.blocks for part in tier.components),
     )
 
 
@@ -67,8 +75,40 @@ def device_status(device: NvmeDevice) -> pb.DeviceStatus:
     )
 
 
+def hbm_status(devices: Sequence[HotStatus]) -> pb.TierStatus:
+    """The hbm tier: copies alone, so it knows no components."""
+    return pb.TierStatus(
+        name="hbm",
+        capacity_bytes=sum(device.capacity_bytes for device in devices),
+        used_bytes=sum(device.used_bytes for device in devices),
+        segments=sum(device.segments for device in devices),
+        segments_free=sum(device.segments_free for device in devices),
+        blocks=sum(device.blocks for device in devices),
+        devices=[
+            pb.DeviceStatus(
+                path=device.device,
+                state="offline" if device.offline_reason else "healthy",
+                reason=device.offline_reason,
+                engine="cuda",
+                capacity_bytes=device.capacity_bytes,
+                blocks_read=device.moved.blocks_read,
+                bytes_read=device.moved.bytes_read,
+                blocks_written=device.moved.blocks_written,
+                bytes_written=device.moved.bytes_written,
+                writes_waiting=device.writing,
+                domain=device.domain,
+            )
+            for device in devices
+        ],
+    )
+
+
 def status_response(
-    status: types.StoreStatus, domain: str | None, huge_pages: bool, nvme: NvmeTier | None
+    status: types.StoreStatus,
+    domain: str | None,
+    huge_pages: bool,
+    nvme: NvmeTier | None,
+    devices: Devices | None,
 ) -> pb.StatusResponse:
     """Everything where `domain` is None, else that domain's namespaces alone."""
     if domain is not None:
@@ -82,6 +122,8 @@ def status_response(
     tiers[0].huge_pages = huge_pages
     if nvme is not None:
         tiers[1].devices.extend(device_status(device) for device in nvme.devices)
+    if devices is not None:
+        tiers.append(hbm_status(devices.status()))
     return pb.StatusResponse(
         sessions=status.sessions,
         leases=status.leases,
@@ -92,6 +134,7 @@ def status_response(
         namespaces=[namespace_status(space) for space in status.namespaces],
         counters={
             **status.counters,
+            **({} if devices is None else devices.copies()),
             "blocks_to_demote": status.blocks_to_demote,
             "demotes_in_flight": status.demotes_in_flight,
             "promotes_in_flight": status.promotes_in_flight,
@@ -99,7 +142,24 @@ def status_response(
     )
 
 
-def list_response(found: types.PageList) -> pb.ListResponse:
+def with_copies(found: types.Explanation, devices: Devices | None) -> list[str]:
+    """The lines of an explanation, and how many blocks of each also lie in hbm."""
+    if devices is None:
+        return found.components
+    return [
+        f"{line}, {int(devices.holds(places).sum())} in hbm"
+        for line, places in zip(found.components, found.places, strict=True)
+    ]
+
+
+def _tiers_of(block: types.BlockStatus, devices: Devices | None) -> tuple[str, ...]:
+    """All that hold a block, the fastest first."""
+    if devices is not None and devices.holds(block.place).any():
+        return ("hbm", *block.tiers)
+    return block.tiers
+
+
+def list_response(found: types.PageList, devices: Devices | None) -> pb.ListResponse:
     """Pages of one namespace."""
     return pb.ListResponse(
         pages=[
@@ -112,8 +172,8 @@ def list_response(found: types.PageList) -> pb.ListResponse:
                         component=int(block.component),  # type: ignore[arg-type]
                         layout_digest=block.layout_digest,
                         shard=block.shard,
-                        tier=block.tiers[0],
-                        tiers=block.tiers,
+                        tier=_tiers_of(block, devices)[0],
+                        tiers=_tiers_of(block, devices),
                         lineage=block.lineage,
                         leases=block.leases,
                         bytes=block.bytes,

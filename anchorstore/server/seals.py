@@ -12,6 +12,7 @@ outlives its caller, because the core waits for the outcome.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from anchorstore.tiers.dram import Staging
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
 
+if TYPE_CHECKING:
+    from anchorstore.server.devices import Devices
+
 
 def _nothing_copied(count: int) -> CopyResult:
     return CopyResult(np.zeros(count, np.bool_), np.zeros(count, np.uint64))
@@ -40,6 +44,7 @@ class Seals:
 
     Args:
         movement: told what is sealed and what is gone; None where there is no nvme.
+        devices: told what is gone; None where there is no hbm.
 
     Attributes:
         in_flight: seals whose copies are not done yet.
@@ -50,6 +55,7 @@ class Seals:
         mover: Mover,
         hints: HintTables,
         movement: Movement | None,
+        devices: Devices | None,
         core: Store,
         tier: Tier,
         clock: Clock,
@@ -57,6 +63,7 @@ class Seals:
     ) -> None:
         self._core, self._tier, self._mover, self._clock = core, tier, mover, clock
         self._supervisor, self._hints, self._movement = supervisor, hints, movement
+        self._devices = devices
         self.in_flight = 0
 
     def seal(
@@ -93,8 +100,12 @@ class Seals:
         return answer
 
     def forget_gone(self) -> None:
-        """Takes out the hints of blocks that are gone; nvme's journal hears what it lost."""
-        self._hints.forget(self._core.take_gone())
+        """Takes out the hints of blocks that are gone, and their copies on devices; nvme's journal
+        hears what it lost."""
+        gone = self._core.take_gone()
+        self._hints.forget(gone)
+        if self._devices is not None:
+            self._devices.forget(gone)
         if self._movement is not None:
             self._movement.note_gone()
 

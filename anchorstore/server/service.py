@@ -15,9 +15,9 @@ blocks from nvme (lookups.py).
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,14 @@ from anchorstore.errors import (
     Draining,
     Forbidden,
     InvalidRequest,
-    LeaseExpired,
     UnknownSession,
 )
 from anchorstore.keys import Namespace
 from anchorstore.server import codec
+from anchorstore.server.attached import Attached
 from anchorstore.server.auth import Authenticator
 from anchorstore.server.core.store import Store
+from anchorstore.server.handout import Handout
 from anchorstore.server.hints import HintTables
 from anchorstore.server.limits import ServiceLimits
 from anchorstore.server.lookups import Lookups, Question
@@ -43,27 +44,31 @@ from anchorstore.server.movement import Movement
 from anchorstore.server.mover import Mover
 from anchorstore.server.peer import Carrier, Peer
 from anchorstore.server.promotion import Promotions
+from anchorstore.server.reads import Reads
 from anchorstore.server.seals import Seals
 from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.dram import Staging, StagingPool
 from anchorstore.tiers.nvme.tier import NvmeTier
-from anchorstore.transport.frames import PAYLOAD_BYTES_MAX
+from anchorstore.transport.device_memory import BUS_ID_CHARACTERS_MAX
 from anchorstore.wire import convert
 from anchorstore.wire.v1 import store_pb2 as pb
 
-DESCRIPTORS_MAX = 250  # the kernel passes at most 253 at a time (SCM_MAX_FD)
+if TYPE_CHECKING:
+    from anchorstore.server.devices import Devices
+    from anchorstore.server.hot import Hot
+
 DECLINED = b"\3"
 CLIENT_NAME_CHARACTERS = 128
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Session:
-    """What the shell knows of a session."""
-
-    number: int  # for logs: the id is a secret
-    domain: str
-    block_bytes: tuple[int, ...]
+def _device_of(request: pb.AttachRequest, peer: Peer) -> str:
+    """Place on the bus of the session's device; "" for none, and for a peer on another host."""
+    if len(request.device) > BUS_ID_CHARACTERS_MAX:
+        raise InvalidRequest(
+            f"attach: device has {len(request.device)} characters, limit {BUS_ID_CHARACTERS_MAX}"
+        )
+    return request.device if peer.carrier is Carrier.UNIX else ""
 
 
 def _milliseconds(seconds: float) -> int:
@@ -87,20 +92,23 @@ class Service:
         log: FilteringBoundLogger,
         hints: HintTables,
         nvme: NvmeTier | None = None,
+        devices: Devices | None = None,
     ) -> None:
         self.core, self.tier, self.mover, self.stagings = core, tier, mover, stagings
         self.auth, self.clock, self.limits, self.boot_id = auth, clock, limits, boot_id
         self._log = log
         self._session_numbers = itertools.count(1)
-        self._sessions: dict[bytes, _Session] = {}
+        self._sessions: dict[bytes, Attached] = {}
         self.is_draining = False
         self.hints = hints
-        self.nvme = nvme
+        self.nvme, self.devices = nvme, devices
         parts = (core, tier, clock, supervisor)
         self.movement = None if nvme is None else Movement(nvme, *parts)
-        self.seals = Seals(mover, hints, self.movement, *parts)
+        self.seals = Seals(mover, hints, self.movement, devices, *parts)
         gone = self.seals.forget_gone
-        promotions = None if nvme is None else Promotions(nvme, *parts, hints, gone)
+        self.reads = None if nvme is None else Reads(nvme, tier, supervisor)
+        promotions = None if self.reads is None else Promotions(self.reads, *parts, hints, gone)
+        self._handout = Handout(core, tier, stagings, hints, clock)
         self.lookups = Lookups(
             core,
             promotions,
@@ -123,6 +131,7 @@ class Service:
             raise Draining("attach: the daemon is going down")
         namespace = convert.namespace_of(request.namespace, identity.domain)
         layouts = convert.layouts_of(request.layouts, self.limits.layouts_per_session)
+        device = _device_of(request, peer)
         session_id, now = os.urandom(convert.SESSION_ID_BYTES), self.clock.now()
         wanted_bytes = 0 if peer.carrier is Carrier.GRPC else request.staging_bytes  # out of reach
         staging_bytes = self.stagings.open(session_id, wanted_bytes)
@@ -141,7 +150,8 @@ class Service:
         if peer.carrier is Carrier.UNIX:  # nobody else can map them
             self._expect_hints(identity.domain, grant.blocks_max)
         sizes = tuple(layout.block_bytes() for layout in layouts)
-        session = _Session(next(self._session_numbers), identity.domain, sizes)
+        hot = self._hot_of(device, identity.domain)
+        session = Attached(next(self._session_numbers), identity.domain, sizes, device, hot)
         self._sessions[session_id] = session
         self._note_opened(session, request, peer, staging_bytes)
         self._bind(session_id, identity.domain, peer)
@@ -160,7 +170,14 @@ class Service:
             read_ttl_ms=_milliseconds(self.limits.read_ttl_seconds),
             write_ttl_ms=_milliseconds(self.limits.write_ttl_seconds),
             session_ttl_ms=_milliseconds(self.limits.session_ttl_seconds),
+            slab=None if hot is None else codec.slab_message(hot.hbm.export_for(identity.domain)),
         )
+
+    def _hot_of(self, device: str, domain: str) -> Hot | None:
+        """Where copies lie for a domain's engines on a device; None where none do."""
+        if not device or self.devices is None:
+            return None
+        return self.devices.of(device, domain)
 
     def _expect_hints(self, domain: str, blocks: int) -> None:
         try:
@@ -169,7 +186,7 @@ class Service:
             self._log.warning("no memory for hints", domain=domain, error=str(error))
 
     def _note_opened(
-        self, session: _Session, request: pb.AttachRequest, peer: Peer, staging_bytes: int
+        self, session: Attached, request: pb.AttachRequest, peer: Peer, staging_bytes: int
     ) -> None:
         self._log.info(
             "session opened",
@@ -179,6 +196,7 @@ class Service:
             client=request.client_name[:CLIENT_NAME_CHARACTERS],
             peer=peer.name,
             layouts=len(session.block_bytes),
+            device=session.device,
             staging_bytes=staging_bytes,
         )
 
@@ -230,6 +248,8 @@ class Service:
         for session_id in ended:
             self._log.info("session ended", session=self._sessions.pop(session_id).number)
             self.stagings.drop(session_id)
+            if self.devices is not None:
+                self.devices.session_ended(session_id)
 
     def session_of(self, request: codec.WithSession, peer: Peer) -> bytes:
         """The request's session id; UnknownSession unless the peer is in that session."""
@@ -306,7 +326,15 @@ class Service:
         if request.release_leases:
             leases = convert.lease_ids(request.release_leases)
             self.core.release(session_id, leases, self.clock.now())
-        question = Question(session_id, path_hashes, needs, lineage, request.margin_pages)
+        session = self._sessions[session_id]
+        question = Question(
+            session_id,
+            path_hashes,
+            needs,
+            lineage,
+            request.margin_pages,
+            None if session.hot is None else session.on_device,
+        )
         return self.lookups.lookup(question, request.wait_ms / 1000, request.prefetch)
 
     def renew(self, request: pb.RenewRequest, peer: Peer) -> pb.RenewResponse:
@@ -334,28 +362,15 @@ class Service:
     def map(self, request: pb.MapRequest, peer: Peer) -> tuple[pb.MapResponse, list[int]]:
         """Descriptors of segments of the session's domain, then of its staging memory and of the
         domain's hints."""
-        session_id = self.session_of(request, peer)
-        count = len(request.segment_ids) + request.staging + request.hints
-        if count > DESCRIPTORS_MAX:
-            raise InvalidRequest(f"map: {count} descriptors, limit {DESCRIPTORS_MAX} a call")
-        staging = self.stagings.of(session_id) if request.staging else None
-        if request.staging and staging is None:
-            raise InvalidRequest("map: the session has no staging memory (staging_bytes was 0)")
-        indices = self.core.map_segments(session_id, list(request.segment_ids), self.clock.now())
-        descriptors = [self.tier.descriptor(index) for index in indices]
-        response = pb.MapResponse(
-            segment_ids=request.segment_ids,
-            segment_bytes=[self.tier.segment_bytes] * len(indices),
-        )
-        if staging is not None:
-            descriptors.append(staging.descriptor)
-            response.staging_bytes = staging.size_bytes
-        domain = self._sessions[session_id].domain
-        hints = self.hints.memory_of(domain) if request.hints else None
-        if hints is not None:
-            descriptors.append(hints.descriptor)
-            response.hint_bytes = len(hints.memory)
-        return response, descriptors
+        session = self._sessions[self.session_of(request, peer)]
+        return self._handout.map(request, session.domain, session.hot)
+
+    def lend(self, request: pb.LendRequest, peer: Peer) -> asyncio.Future[pb.LendResponse]:
+        """An engine's memory on its device, to be filled with copies."""
+        session = self._sessions[self.session_of(request, peer)]
+        if self.devices is None:
+            raise InvalidRequest("lend: the daemon has no hbm tier (tiers.hbm.lent_slabs)")
+        return self.devices.lend(request, session)
 
     def staging_of(self, request: pb.WriteRequest, peer: Peer) -> Staging:
         """The staging memory that a remote Write fills."""
@@ -368,29 +383,7 @@ class Service:
         self, request: pb.ReadRequest, peer: Peer
     ) -> tuple[pb.ReadResponse, list[npt.NDArray[np.uint8]]]:
         """Leased blocks of one need, as views of the pool, for a remote reader."""
-        session_id = self.session_of(request, peer)
-        columns, kind = self.core.leased_columns(
-            session_id, request.lease_id, request.need, self.clock.now()
-        )
-        first, stop = request.first, request.first + request.count
-        if stop > len(columns):
-            raise InvalidRequest(
-                f"read: blocks {first} to {stop} of need {request.need}, which has {len(columns)}"
-            )
-        size = kind.block_bytes
-        if request.count * size > PAYLOAD_BYTES_MAX:
-            raise InvalidRequest(
-                f"read: {request.count * size} bytes, limit {PAYLOAD_BYTES_MAX} a call"
-            )
-        blocks = []
-        for segment_id, slot, _, _ in columns.places[first:stop].tolist():
-            try:
-                memory = self.tier.memory(self.tier.index_of(segment_id))
-            except LookupError as error:
-                raise LeaseExpired(f"read: lease {request.lease_id} is over") from error
-            offset = kind.offset(slot)
-            blocks.append(memory[offset : offset + size])
-        return pb.ReadResponse(block_bytes=size), blocks
+        return self._handout.read(request, self.session_of(request, peer))
 
 
 def _unknown(session_id: bytes) -> UnknownSession:

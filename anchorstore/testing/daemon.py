@@ -45,6 +45,7 @@ class Daemon:
         folder: where its socket and its log lie; made where it is not there.
         settings: configuration keys and their values as text, on top of SMALL.
         ready_seconds: how long a start may take.
+        fake_cuda: folder that is its CUDA device (testing.serve); None for the product's command.
     """
 
     def __init__(
@@ -53,12 +54,16 @@ class Daemon:
         *,
         settings: Mapping[str, str] | None = None,
         ready_seconds: float = READY_SECONDS,
+        fake_cuda: pathlib.Path | None = None,
     ) -> None:
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_path = self.folder / "daemon.log"
         self._short_folder: str | None = None
         self._ready_seconds = ready_seconds
+        self._command = ["anchorstore", "serve"]
+        if fake_cuda is not None:
+            self._command = ["anchorstore.testing.serve", "--fake-cuda", str(fake_cuda)]
         self._settings = {
             **SMALL,
             "listen.socket": self._socket_path(),
@@ -116,7 +121,7 @@ class Daemon:
         """Starts it and waits until it is ready; RuntimeError with its log where it is not."""
         assert not self.is_running, "already running"
         options = [f"--set={key}={value}" for key, value in self._settings.items()]
-        command = [sys.executable, "-m", "anchorstore", "serve", *options]
+        command = [sys.executable, "-m", *self._command, *options]
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(

@@ -49,7 +49,7 @@ class Allocation:
 
     memory: npt.NDArray[np.uint8]
     handle: bytes
-    owner: FakeCuda
+    owner: FakeCuda | None
     opened: int = 0
     is_freed: bool = False
 
@@ -85,6 +85,15 @@ class FakeGpu:
         self.by_handle[handle] = made
         return made
 
+    def find(self, handle: bytes) -> Allocation | None:
+        """The allocation that a handle stands for."""
+        return self.by_handle.get(handle)
+
+    def give_back(self, allocation: Allocation) -> None:
+        """Frees it: nobody opens it any more."""
+        allocation.is_freed = True
+        del self.by_handle[allocation.handle]
+
 
 class FakeCuda:
     """See anchorstore.transport.cuda.CudaDevice: one process's view of a FakeGpu.
@@ -113,6 +122,9 @@ class FakeCuda:
         self.registered: dict[int, int] = {}
         self.streams: dict[int, collections.deque[Callable[[], None]]] = {}
         self._mapped: dict[int, Allocation] = {}
+        self._opened: collections.Counter[int] = (
+            collections.Counter()
+        )  # of mapped handles, by address
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._lost_code = cuda.SUCCESS
@@ -177,8 +189,8 @@ class FakeCuda:
                 return
             if allocation.opened:
                 self.gpu.misuses.append(f"freed while {allocation.opened} have it open")
-            allocation.is_freed = True
-            del self._mapped[address], self.gpu.by_handle[allocation.handle]
+            del self._mapped[address]
+            self.gpu.give_back(allocation)
 
     def _find(self, call: str, address: int, size_bytes: int = 1) -> tuple[int, Allocation]:
         for base, allocation in self._mapped.items():
@@ -208,13 +220,19 @@ class FakeCuda:
         """See CudaDevice."""
         with self._lock:
             self._begin("open_handle")
-            allocation = self.gpu.by_handle.get(handle)
+            allocation = self.gpu.find(handle)
             if allocation is None:
                 raise _error("open_handle", cuda.INVALID_VALUE)
-            if allocation.owner is self or allocation in self._mapped.values():
+            if allocation.owner is self:
                 raise _error("open_handle", cuda.INVALID_CONTEXT)
             allocation.opened += 1
-            return self._map(allocation)
+            for address, mapped in self._mapped.items():
+                if mapped is allocation:
+                    self._opened[address] += 1
+                    return address
+            address = self._map(allocation)
+            self._opened[address] = 1
+            return address
 
     def close_handle(self, address: int) -> None:
         """See CudaDevice."""
@@ -225,7 +243,9 @@ class FakeCuda:
                 self._refuse("close_handle", cuda.INVALID_VALUE)
                 return
             allocation.opened -= 1
-            del self._mapped[address]
+            self._opened[address] -= 1
+            if not self._opened[address]:
+                del self._mapped[address]
 
     def register(self, address: int, size_bytes: int, *, read_only: bool = False) -> None:
         """See CudaDevice."""
@@ -277,24 +297,49 @@ class FakeCuda:
         with self._lock:
             self._begin(call)
             self.copies += 1
-            try:
-                base, allocation = self._find(call, place, size)
-            except cuda.CudaError:
-                self._refuse(call, cuda.ILLEGAL_ADDRESS)
-                return
+            on_device = self._found(call, place, size)
 
             def act() -> None:
-                if allocation.is_freed:
-                    self.gpu.misuses.append(f"{call} of freed memory")
-                    return
-                on_device = allocation.memory.ctypes.data + place - base
-                ends = (on_device, host) if call == "to_device" else (host, on_device)
-                ctypes.memmove(*ends, size)
+                address = on_device()
+                if address is not None:
+                    ends = (address, host) if call == "to_device" else (host, address)
+                    ctypes.memmove(*ends, size)
 
             self.streams[stream].append(act)
             if not self._is_pinned(host, size):
                 self.detours += 1
                 self._drain(stream)
+
+    def on_device(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """See CudaDevice."""
+        with self._lock:
+            self._begin("on_device")
+            self.copies += 1
+            ends = [self._found("on_device", place, size_bytes) for place in (target, source)]
+
+            def act() -> None:
+                to, from_ = (end() for end in ends)
+                if to is not None and from_ is not None:
+                    ctypes.memmove(to, from_, size_bytes)
+
+            self.streams[stream].append(act)
+
+    def _found(self, call: str, place: int, size_bytes: int) -> Callable[[], int | None]:
+        """Where those bytes of the device lie in host memory, asked when the copy happens; an
+        address that is none ends the context."""
+        try:
+            base, allocation = self._find(call, place, size_bytes)
+        except cuda.CudaError:
+            self._refuse(call, cuda.ILLEGAL_ADDRESS)
+            raise AssertionError("refused above") from None
+
+        def address() -> int | None:
+            if allocation.is_freed:
+                self.gpu.misuses.append(f"{call} of freed memory")
+                return None
+            return int(allocation.memory.ctypes.data) + place - base
+
+        return address
 
     def _is_pinned(self, address: int, size_bytes: int) -> bool:
         return any(
@@ -319,3 +364,24 @@ class FakeCuda:
         """See CudaDevice."""
         with self._lock:
             self._begin("release")
+
+
+class FakePlatform:
+    """See anchorstore.transport.cuda.CudaPlatform: one process that sees these devices."""
+
+    def __init__(self, *gpus: FakeGpu) -> None:
+        self.processes = [FakeCuda(gpu, ordinal) for ordinal, gpu in enumerate(gpus)]
+
+    def device(self, ordinal: int) -> FakeCuda:
+        """See CudaPlatform."""
+        if ordinal >= len(self.processes):
+            text = f"this process sees {len(self.processes)} devices"
+            raise cuda.CudaUnavailable(f"cuda:{ordinal}", 0, text)
+        return self.processes[ordinal]
+
+    def device_at(self, bus_id: str) -> FakeCuda:
+        """See CudaPlatform."""
+        for process in self.processes:
+            if process.bus_id == bus_id:
+                return process
+        raise cuda.CudaUnavailable(bus_id, 0, "this process sees no device there")

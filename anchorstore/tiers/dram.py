@@ -32,6 +32,15 @@ import numpy.typing as npt
 
 from anchorstore.errors import CapacityFull, ConfigError
 from anchorstore.tiers.base import FormatAction, Progress
+from anchorstore.tiers.heads import (
+    F_ADD_SEALS,
+    SEAL_GROW,
+    SEAL_SEAL,
+    SEAL_SHRINK,
+    Heads,
+    SealedMemory,
+    memory_file,
+)
 from anchorstore.tiers.memory import huge_page_bytes_free
 from anchorstore.transport import segment as segments_format
 from anchorstore.units import MIB, format_bytes
@@ -40,46 +49,11 @@ HUGE_PAGE_BYTES = 2 * MIB
 PREFAULT_CHUNK_BYTES = 32 * MIB
 DESCRIPTORS_SPARE = 4096  # sockets, staging memories, files, beside the segments' two each
 
-_F_ADD_SEALS = 1033
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
+_NAME = "anchorstore-pool"
 _MFD_HUGETLB_2MB = 4 | 21 << 26
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 Warn = Callable[[str], None]
-
-
-def _memfd(name: str, size: int, flags: int = 0) -> tuple[int, mmap.mmap]:
-    """A new memory file of `size` bytes and its writable mapping; OSError without the memory."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
-    try:
-        os.ftruncate(descriptor, size)
-        return descriptor, mmap.mmap(descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-class SealedMemory:
-    """A memory file that only the daemon can write.  Mappings end with the last view of them."""
-
-    def __init__(self, name: str, size: int, flags: int = 0) -> None:
-        self.descriptor, mapping = _memfd(name, size, flags)
-        seals = _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE | _SEAL_SEAL
-        fcntl.fcntl(self.descriptor, _F_ADD_SEALS, seals)
-        self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-
-    def close(self) -> None:
-        """Lets go of the descriptor."""
-        os.close(self.descriptor)
-
-
-class _Region(SealedMemory):
-    """One memory file of the pool."""
-
-    def __init__(self, size: int, flags: int) -> None:
-        super().__init__("anchorstore-pool", size, flags)
-        self.records: segments_format.Records | None = None
-        self.segment_id: int | None = None
 
 
 def _populate(memory: npt.NDArray[np.uint8], start: int, stop: int) -> None:
@@ -116,19 +90,17 @@ class DramTier:
                 f"least 1 of {2 * segments_format.ALIGN_BYTES}"
             )
         self.segments, self.segment_bytes = segments, segment_bytes
-        self._boot_id, self._warn = boot_id, warn
+        self._warn = warn
         self.huge_pages = self._wants_huge_pages(huge_pages)
+        self._must_be_huge = huge_pages == "require"
         _raise_descriptor_limit(2 * segments + DESCRIPTORS_SPARE, warn)
-        self._regions: list[_Region] = []
         try:
-            for _ in range(segments):
-                self._regions.append(self._new_region(huge_pages))
+            self._heads = Heads(segments, boot_id, self._new_memory)
         except OSError as error:
-            self.close()
             raise ConfigError(
                 f"tiers.dram: cannot create {segments} segments of {segment_bytes} bytes: {error}"
             ) from error
-        self._index: dict[int, int] = {}
+        self._must_be_huge = False  # of a running daemon: small pages are better than none
 
     def _wants_huge_pages(self, mode: str) -> bool:
         if mode == "never":
@@ -144,17 +116,17 @@ class DramTier:
             )
         return fits
 
-    def _new_region(self, mode: str = "auto") -> _Region:
+    def _new_memory(self) -> SealedMemory:
         """OSError without the memory or a descriptor; small pages where huge ones have run out."""
         if self.huge_pages:
             try:
-                return _Region(self.segment_bytes, _MFD_HUGETLB_2MB)
+                return SealedMemory(_NAME, self.segment_bytes, _MFD_HUGETLB_2MB)
             except OSError as error:
-                if mode == "require":
+                if self._must_be_huge:
                     raise
                 self._warn(f"no huge page for a segment, small pages instead: {error}")
                 self.huge_pages = False
-        return _Region(self.segment_bytes, 0)
+        return SealedMemory(_NAME, self.segment_bytes)
 
     def prefault(self, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> None:
         """Backs the whole pool with memory; runs in a thread, before the first format.
@@ -162,12 +134,12 @@ class DramTier:
         `progress` is called after every chunk; `stopped` lets a shutdown end it early.
         """
         done, total = 0, self.segments * self.segment_bytes
-        for region in self._regions:
+        for index in range(self.segments):
             for start in range(0, self.segment_bytes, PREFAULT_CHUNK_BYTES):
                 if stopped():
                     return
                 stop = min(start + PREFAULT_CHUNK_BYTES, self.segment_bytes)
-                _populate(region.memory, start, stop)
+                _populate(self.memory(index), start, stop)
                 done += stop - start
                 progress(done, total)
 
@@ -176,48 +148,27 @@ class DramTier:
 
         OSError where there is none to be had: the core believes it is done, so the daemon stops.
         """
-        region = self._regions[action.index]
-        if region.segment_id is not None:
-            del self._index[region.segment_id]
-        if action.fresh_memory:
-            region.close()
-            region = self._regions[action.index] = self._new_region()
-        shape = segments_format.SegmentShape(self.segment_bytes, action.slot_bytes)
-        assert shape.slots == action.slots, (shape, action)
-        assert action.segment_id not in self._index, action
-        region.records = segments_format.format_segment(
-            memoryview(region.memory),
-            self._boot_id,
-            action.segment_id,
-            action.slot_bytes,
-            action.first_generation,
-        )
-        region.segment_id = action.segment_id
-        self._index[action.segment_id] = action.index
+        self._heads.format(action)
 
     def memory(self, index: int) -> npt.NDArray[np.uint8]:
         """See Tier."""
-        return self._regions[index].memory
+        return self._heads.memory(index)
 
     def records(self, index: int) -> segments_format.Records:
         """See Tier."""
-        found = self._regions[index].records
-        assert found is not None, f"segment at {index} was never formatted"
-        return found
+        return self._heads.records(index)
 
     def index_of(self, segment_id: int) -> int:
         """See Tier."""
-        return self._index[segment_id]
+        return self._heads.index_of(segment_id)
 
     def descriptor(self, index: int) -> int:
         """See Tier."""
-        return self._regions[index].descriptor
+        return self._heads.descriptor(index)
 
     def close(self) -> None:
         """See Tier."""
-        for region in self._regions:
-            region.close()
-        self._regions.clear()
+        self._heads.close()
 
 
 class Staging:
@@ -228,8 +179,8 @@ class Staging:
     """
 
     def __init__(self, size: int) -> None:
-        self.descriptor, mapping = _memfd("anchorstore-staging", size)
-        fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        self.descriptor, mapping = memory_file("anchorstore-staging", size)
+        fcntl.fcntl(self.descriptor, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
         self.size_bytes, self.is_closed = size, False
         self._mapping = mapping

@@ -37,7 +37,8 @@ import numpy.typing as npt
 from anchorstore.errors import ConfigError, Forbidden, InvalidRequest
 from anchorstore.tiers.base import FormatAction, MemoryOf, Moved, Moves
 from anchorstore.tiers.device_slab import EngineSlab, OwnSlab, Slab
-from anchorstore.tiers.dram import SealedMemory, Warn
+from anchorstore.tiers.dram import Warn
+from anchorstore.tiers.heads import Heads, SealedMemory
 from anchorstore.tiers.lanes import Lane
 from anchorstore.transport import segment as segments_format
 from anchorstore.transport.cuda import CudaDevice, CudaError, DeviceLost, DeviceStuck
@@ -60,19 +61,6 @@ class HbmOptions:
     half_bytes: int = 8 * MIB
     seconds: float = 10.0
     queue_max: int = 64
-
-
-class _Head(SealedMemory):
-    """Header and records of one segment, in a sparse memory file of the segment's full size."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__("anchorstore-hbm", size)
-        self.records: segments_format.Records | None = None
-        self.segment_id: int | None = None
-
-    def strike(self) -> None:
-        """Tells whoever maps it that the segment is over."""
-        self.memory[: segments_format.HEADER.size] = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -113,18 +101,22 @@ class HbmTier:
         assert self.segments and segment_bytes % segments_format.ALIGN_BYTES == 0, segment_bytes
         self.domain, self.counters = domain, HbmCounters()
         self.offline_reason = ""
-        self._slab, self._boot_id, self._options = slab, boot_id, options
+        self._slab, self._options = slab, options
         self._warn, self._lost = warn, lost
         self._lock = threading.Lock()
         self._queued, self._is_device_gone = 0, False
-        self._index: dict[int, int] = {}
-        self._heads: list[_Head] = []
         self._lanes: list[Lane] = []
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         try:
-            self._heads += (_Head(segment_bytes) for _ in range(self.segments))
+            self._heads = Heads(
+                self.segments, boot_id, lambda: SealedMemory("anchorstore-hbm", segment_bytes)
+            )
+        except OSError:
+            slab.close()
+            raise
+        try:
             self._open_lanes()
-        except (CudaError, OSError):
+        except CudaError:
             self._close_parts()
             raise
         self._threads = ThreadPoolExecutor(options.lanes, thread_name_prefix="hbm")
@@ -136,7 +128,7 @@ class HbmTier:
                 self._options.half_bytes,
                 self._options.seconds,
                 self._address_of,
-                lambda index: self._heads[index].memory,
+                self._heads.memory,
             )
             self._lanes.append(lane)
             self._idle.put(lane)
@@ -152,40 +144,19 @@ class HbmTier:
     def format(self, action: FormatAction) -> None:
         """See SlotTier.  The device's memory stays, since clients may have it open: whoever maps
         the old head is told that it is over, and new memory means a new head."""
-        assert 0 <= action.index < self.segments, action
-        head = self._heads[action.index]
-        if head.segment_id is not None:
-            del self._index[head.segment_id]
-        if action.fresh_memory:
-            head.strike()
-            head.close()
-            head = self._heads[action.index] = _Head(self.segment_bytes)
-        shape = segments_format.SegmentShape(self.segment_bytes, action.slot_bytes)
-        assert shape.slots == action.slots, (shape, action)
-        assert action.segment_id not in self._index, action
-        head.records = segments_format.format_segment(
-            memoryview(head.memory),
-            self._boot_id,
-            action.segment_id,
-            action.slot_bytes,
-            action.first_generation,
-        )
-        head.segment_id = action.segment_id
-        self._index[action.segment_id] = action.index
+        self._heads.format(action)
 
     def records(self, index: int) -> segments_format.Records:
         """See SlotTier."""
-        found = self._heads[index].records
-        assert found is not None, f"segment at {index} was never formatted"
-        return found
+        return self._heads.records(index)
 
     def index_of(self, segment_id: int) -> int:
         """See SlotTier."""
-        return self._index[segment_id]
+        return self._heads.index_of(segment_id)
 
     def descriptor(self, index: int) -> int:
         """See SlotTier: the head's.  Its slots read as zeros; the blocks lie in the slab."""
-        return self._heads[index].descriptor
+        return self._heads.descriptor(index)
 
     def export_for(self, domain: str) -> SlabExport:
         """What a session needs to open the slab; segment i starts at i x segment_bytes in it.
@@ -193,6 +164,11 @@ class HbmTier:
         if domain != self.domain:
             raise Forbidden(f"hbm: cuda:{self._slab.device.ordinal} is another domain's")
         return self._slab.export()
+
+    @property
+    def bus_id(self) -> str:
+        """Place of its device on the bus."""
+        return self._slab.device.bus_id
 
     @property
     def device_name(self) -> str:
@@ -271,8 +247,7 @@ class HbmTier:
             if self.offline_reason:
                 return
             self.offline_reason = reason
-        for head in self._heads:
-            head.strike()
+        self._heads.strike_all()
         self._lost(reason)
 
     def close(self) -> None:
@@ -289,9 +264,7 @@ class HbmTier:
                 self._slab.close()
         except CudaError as error:
             self._warn(f"hbm: memory was not given back: {error}")
-        for head in self._heads:
-            head.close()
-        self._heads.clear()
+        self._heads.close()
 
 
 def daemon_tier(

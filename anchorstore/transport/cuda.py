@@ -4,6 +4,7 @@
 
     HbmTier, Lane, OpenSlab --> CudaDevice <-+- DriverDevice   libcuda.so.1 (cuda_driver.py)
                                              +- FakeCuda       host memory (anchorstore/testing)
+    who opens them ------> CudaPlatform <----+- DriverPlatform, FakePlatform
 
 It is the driver's interface, not the runtime's or torch's: libcuda.so.1 comes with the kernel's
 driver, so the daemon needs no wheel of some GB; and a refused call is a return value here, while
@@ -140,8 +141,21 @@ class CudaDevice(Protocol):
     def to_host(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Queues a copy to host memory."""
 
+    def on_device(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Queues a copy within the device."""
+
     def finish(self, stream: int, seconds: float) -> None:
         """Returns once everything queued is done; DeviceStuck after `seconds`."""
 
     def release(self) -> None:
         """Lets go of the device."""
+
+
+class CudaPlatform(Protocol):
+    """The devices that one process sees.  Every call may raise CudaError."""
+
+    def device(self, ordinal: int) -> CudaDevice:
+        """By number, CUDA_VISIBLE_DEVICES counted in; CudaUnavailable where there is none."""
+
+    def device_at(self, bus_id: str) -> CudaDevice:
+        """The device that another process means; CudaUnavailable where this one does not see it."""

@@ -58,6 +58,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "cuStreamQuery": (_POINTER,),
     "cuMemcpyHtoDAsync_v2": (_ADDRESS, _POINTER, _SIZE, _POINTER),
     "cuMemcpyDtoHAsync_v2": (_POINTER, _ADDRESS, _SIZE, _POINTER),
+    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, _SIZE, _POINTER),
     "cuGetErrorName": (ctypes.c_int, _OUT(_TEXT)),
     "cuGetErrorString": (ctypes.c_int, _OUT(_TEXT)),
 }
@@ -264,6 +265,10 @@ class DriverDevice:
         """See CudaDevice."""
         self._call("cuMemcpyDtoHAsync_v2", target, source, size_bytes, stream)
 
+    def on_device(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """See CudaDevice."""
+        self._call("cuMemcpyDtoDAsync_v2", target, source, size_bytes, stream)
+
     def finish(self, stream: int, seconds: float) -> None:
         """See CudaDevice.  Polls: the driver's own wait knows no deadline."""
         end, polls, pause = time.monotonic() + seconds, 0, _POLL_SECONDS_MIN
@@ -280,3 +285,18 @@ class DriverDevice:
     def release(self) -> None:
         """See CudaDevice."""
         self.driver.call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+
+class DriverPlatform:
+    """See anchorstore.transport.cuda.CudaPlatform."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        self._library = library
+
+    def device(self, ordinal: int) -> DriverDevice:
+        """See CudaPlatform."""
+        return DriverDevice(ordinal, self._library)
+
+    def device_at(self, bus_id: str) -> DriverDevice:
+        """See CudaPlatform."""
+        return DriverDevice(Driver(self._library).ordinal_at(bus_id), self._library)

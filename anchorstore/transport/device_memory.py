@@ -10,9 +10,10 @@
     +---------------------------------------+     |    and cupy take it          |
       one allocation of the device                +------------------------------+
 
-A handle opens the whole allocation, for writing too, and a process must close it before the owner
-frees the memory.  So a slab is exported to one domain only and lives as long as its owner does.
-The device is named by its place on the bus: numbers differ between processes.
+A handle opens the whole allocation, for writing too; a process that opens it again gets the same
+address, and must close it as often, before the owner frees the memory.  So a slab is exported to
+one domain only and lives as long as its owner does.  The device is named by its place on the bus:
+numbers differ between processes.
 """
 
 from __future__ import annotations
@@ -77,29 +78,11 @@ class DeviceBytes:
         }
 
 
-class OpenSlab:
-    """Another process's slab, mapped into this one.  Open it once a process.
+class SlabMemory:
+    """A slab at an address of this process, whose own it may be."""
 
-    InvalidRequest where it lies on another device or is larger than its allocation, which only
-    the driver knows for sure; CudaError where it cannot be opened.
-    """
-
-    def __init__(self, device: CudaDevice, export: SlabExport) -> None:
-        if device.bus_id != export.bus_id:
-            raise InvalidRequest(f"slab: lies on device {export.bus_id}, not on {device.bus_id}")
-        self.device, self.size_bytes = device, export.size_bytes
-        self._base = device.open_handle(export.handle)
-        try:
-            _, extent = device.extent(self._base)
-            if export.offset + export.size_bytes > extent:
-                raise InvalidRequest(
-                    f"slab: {export.size_bytes} bytes at {export.offset} exceed the allocation of "
-                    f"{extent}"
-                )
-        except (CudaError, InvalidRequest):
-            device.close_handle(self._base)
-            raise
-        self.address = self._base + export.offset
+    def __init__(self, device: CudaDevice, address: int, size_bytes: int) -> None:
+        self.device, self.address, self.size_bytes = device, address, size_bytes
 
     def place(self, start: int, size_bytes: int) -> int:
         """Address of a piece of the slab; InvalidRequest beyond its end."""
@@ -112,6 +95,30 @@ class OpenSlab:
     def view(self, start: int, size_bytes: int) -> DeviceBytes:
         """A piece of the slab, for the libraries of this process."""
         return DeviceBytes(self.place(start, size_bytes), size_bytes)
+
+
+class OpenSlab(SlabMemory):
+    """Another process's slab, mapped into this one.
+
+    InvalidRequest where it lies on another device or is larger than its allocation, which only
+    the driver knows for sure; CudaError where it cannot be opened.
+    """
+
+    def __init__(self, device: CudaDevice, export: SlabExport) -> None:
+        if device.bus_id != export.bus_id:
+            raise InvalidRequest(f"slab: lies on device {export.bus_id}, not on {device.bus_id}")
+        self._base = device.open_handle(export.handle)
+        try:
+            _, extent = device.extent(self._base)
+            if export.offset + export.size_bytes > extent:
+                raise InvalidRequest(
+                    f"slab: {export.size_bytes} bytes at {export.offset} exceed the allocation of "
+                    f"{extent}"
+                )
+        except (CudaError, InvalidRequest):
+            device.close_handle(self._base)
+            raise
+        super().__init__(device, self._base + export.offset, export.size_bytes)
 
     def close(self) -> None:
         """Unmaps it.  No copy out of it may be under way."""
@@ -129,7 +136,7 @@ class DeviceSegment:
         start: where in the slab the segment begins.
     """
 
-    def __init__(self, head: SegmentView, slab: OpenSlab, start: int) -> None:
+    def __init__(self, head: SegmentView, slab: SlabMemory, start: int) -> None:
         self.head, self._slab, self._start = head, slab, start
         slab.place(start, head.first_slot_offset + head.slots * head.slot_bytes)
 

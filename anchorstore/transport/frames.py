@@ -58,9 +58,11 @@ class Method(enum.IntEnum):
     RENEW = 8
     RELEASE = 9
     TOUCH = 10
+    EVENTS = 11
     MAP = 16
     WRITE = 17
     READ = 18
+    LEND = 19
     STATUS = 32
     LIST = 33
     CHECK = 34
@@ -80,9 +82,11 @@ MESSAGES: dict[Method, tuple[type[Message], type[Message]]] = {
     Method.RENEW: (store.RenewRequest, store.RenewResponse),
     Method.RELEASE: (store.ReleaseRequest, store.ReleaseResponse),
     Method.TOUCH: (store.TouchRequest, store.TouchResponse),
+    Method.EVENTS: (store.EventsRequest, store.EventsResponse),
     Method.MAP: (store.MapRequest, store.MapResponse),
     Method.WRITE: (store.WriteRequest, store.WriteResponse),
     Method.READ: (store.ReadRequest, store.ReadResponse),
+    Method.LEND: (store.LendRequest, store.LendResponse),
     Method.STATUS: (admin.StatusRequest, admin.StatusResponse),
     Method.LIST: (admin.ListRequest, admin.ListResponse),
     Method.CHECK: (admin.CheckRequest, admin.CheckResponse),

@@ -52,6 +52,8 @@ RECORD_BODY = struct.Struct("<B3xQQ32s")  # what follows: lineage, layout key, c
 PLACE = np.dtype([("segment", "<u4"), ("slot", "<u4"), ("generation", "<u4"), ("checksum", "<u8")])
 """Where a sealed block lies, in answers and in the index: 20 bytes, without gaps."""
 ALIGN_BYTES = 4096
+DEVICE_IDS_FROM = 1 << 31
+"""Segments of dram have ids below, those of hbm from here on."""
 
 Places = npt.NDArray[Any]  # of PLACE
 Records = npt.NDArray[Any]  # of RECORD
@@ -100,6 +102,11 @@ class SegmentShape:
     def offset(self, slot: int) -> int:
         """Where slot number `slot` starts."""
         return self.first_slot_offset + slot * self.slot_bytes
+
+    def offsets(self, slots: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """Where each of these slots [n] starts."""
+        sizes = slots.astype(np.uint64) * np.uint64(self.slot_bytes)
+        return np.asarray(sizes + np.uint64(self.first_slot_offset))
 
 
 def record_offset(slot: int) -> int:

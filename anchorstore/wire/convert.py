@@ -132,6 +132,17 @@ class SealColumns:
     checksums: npt.NDArray[np.uint64] | None
 
 
+def event_columns(request: store.EventsRequest, limit: int) -> tuple[npt.NDArray[np.uint8], bytes]:
+    """Kinds [n] and path hashes [32 n bytes] of an engine's events; the core checks the kinds."""
+    kinds, hashes = column(request.kinds, "u1", "kinds"), request.path_hashes
+    if len(kinds) > limit:
+        raise InvalidRequest(f"events: {len(kinds)} in one batch, limit {limit}")
+    pages = hash_count(hashes, limit)
+    if pages != len(kinds):
+        raise InvalidRequest(f"events: {len(kinds)} kinds, {pages} path hashes")
+    return kinds, hashes
+
+
 def seal_columns(request: store.SealRequest, limit: int) -> SealColumns:
     """The columns of a Seal, of equal length, at most `limit` blocks."""
     pages = column(request.pages, "<u4", "pages")

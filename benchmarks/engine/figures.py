@@ -76,7 +76,8 @@ def _milliseconds(times: Sequence[float], fraction: float) -> float:
     return round(float(np.quantile(np.asarray(times), fraction)) * 1e3, 2)
 
 
-def _compared(ours: Sequence[float], theirs: Sequence[float], seed: int) -> dict[str, Any]:
+def compared(ours: Sequence[float], theirs: Sequence[float], seed: int) -> dict[str, Any]:
+    """Ratio of the times of pairs, as it is reported."""
     ratio, interval = median_ratio(ours, theirs, seed)
     ends = None if interval is None else [round(end, 4) for end in interval]
     return {"median": round(ratio, 4), "interval_95": ends}
@@ -123,7 +124,7 @@ def line_of(
         return found
     assert [s.request for s in samples] == [s.request for s in yardstick], "no pairs"
     base_first, base_steps = _times(yardstick)
-    found["ttft_ratio"] = _compared(first, base_first, seed)
+    found["ttft_ratio"] = compared(first, base_first, seed)
     pairs = [
         (step, base)
         for step, base in zip(steps, base_steps, strict=True)
@@ -131,7 +132,7 @@ def line_of(
     ]
     if pairs:
         ours, theirs = zip(*pairs, strict=True)
-        found["decode_step_ratio"] = _compared(ours, theirs, seed)
+        found["decode_step_ratio"] = compared(ours, theirs, seed)
     return found
 
 

@@ -7,26 +7,32 @@ depth: `threads` beside psync with as many threads, `io_uring` beside io_uring. 
 judges footers and verifies checksums; a 64 KiB block takes 68 KiB of the device.  Ratios are of
 bytes of blocks a second, 1.0 = as fast as fio.  Writes hold at most half of a device's depth, so
 fio writes with half as many calls.
+
+The rows "adjoining" are of plans whose slots lie side by side, as those of a path's pages mostly
+do, and which go out in larger calls; fio's side is random there too.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import sys
 import tempfile
 
+from anchorstore.tiers.nvme.jobs import RUN_BYTES_MAX
 from anchorstore.units import KIB, MIB, format_bytes, parse_bytes
 from benchmarks import harness
 from benchmarks.nvme.figures import Line, Round, line, table
 from benchmarks.nvme.fio import Fio, ensure_fio
-from benchmarks.nvme.ours import Ours, opened
+from benchmarks.nvme.ours import Order, Ours, opened
 
 BLOCK_BYTES = (MIB, 64 * KIB)
 ENGINES = ("threads", "io_uring")
+ORDERS: tuple[Order, ...] = ("random", "adjoining")
 
 
 def file_system_of(path: pathlib.Path) -> str:
@@ -44,19 +50,22 @@ def measure(
 ) -> list[Line]:
     """Reads and writes of one block size and engine."""
     lines = []
-    for case, depth in (("read", arguments.depth), ("write", max(1, arguments.depth // 2))):
+    orders = ORDERS if block_bytes < RUN_BYTES_MAX else ORDERS[:1]  # others are a call each
+    for case, order in itertools.product(("read", "write"), orders):
         is_write = case == "write"
+        depth = max(1, arguments.depth // 2) if is_write else arguments.depth
         yardstick = None
         if arguments.fio:
             yardstick = Fio(path / "fio", arguments.stored, block_bytes, engine, depth)
         ours: list[Round] = []
         theirs: list[Round] = []
+        name = case if order == "random" else f"{case} {order}"
         for turn in range(arguments.rounds):
-            print(f"{case} {format_bytes(block_bytes)} {engine} round {turn}", file=sys.stderr)
+            print(f"{name} {format_bytes(block_bytes)} {engine} round {turn}", file=sys.stderr)
             if yardstick is not None:
                 theirs.append(yardstick.run(is_write, arguments.seconds))
-            ours.append(subject.run(is_write, arguments.seconds))
-        lines.append(line(case, block_bytes, engine, depth, ours, theirs))
+            ours.append(subject.run(is_write, order, arguments.seconds))
+        lines.append(line(name, block_bytes, engine, depth, ours, theirs))
     return lines
 
 

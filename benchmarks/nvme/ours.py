@@ -1,4 +1,4 @@
-"""The tier's side: a device with every slot written, random batches of blocks in and out.
+"""The tier's side: a device with every slot written, batches of blocks in and out.
 
 What the daemon does for a block is all there: footers made and judged, checksums of what was read,
 straight between the file and memory that lies as the pool's does.
@@ -12,6 +12,7 @@ import pathlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from anchorstore.units import MIB
 from benchmarks.nvme.figures import Round
 
 Numbers = npt.NDArray[np.int64]
+Order = Literal["random", "adjoining"]
 NOTE = NamespaceNote(Namespace("default", "benchmark", bytes(32)), 16)
 PLANS_OUT = 2  # so that the queue never runs dry between two
 JOURNAL_BYTES = 8 * MIB
@@ -106,8 +108,14 @@ class Ours:
         )
         return self._device.read(plan, self._memories.__getitem__)
 
-    def run(self, is_write: bool, seconds: float) -> Round:
-        """Random batches for so long; no two that are out share a block."""
+    def _chosen(self, order: Order, count: int, among: int) -> Numbers:
+        if order == "random":
+            return self._random.choice(among, count, replace=False)
+        return int(self._random.integers(among - count + 1)) + np.arange(count)
+
+    def run(self, is_write: bool, order: Order, seconds: float) -> Round:
+        """Batches for so long, each of random slots or of adjoining ones, as the pages of a path
+        lie; no two that are out share a block."""
         out: collections.deque[Future[Done]] = collections.deque()
         half = len(self._units) // PLANS_OUT
         batch, turn, moved = min(self._batch, half), 0, 0
@@ -116,7 +124,7 @@ class Ours:
             is_over = time.perf_counter() - started >= seconds
             if not is_over:
                 memory = turn % PLANS_OUT
-                which = self._random.choice(half, batch, replace=False) + memory * half
+                which = self._chosen(order, batch, half) + memory * half
                 out.append(self._write(which) if is_write else self._read(which, memory))
                 turn += 1
             if len(out) == PLANS_OUT or (is_over and out):

@@ -53,11 +53,12 @@ class Movement:
         self._room_bytes = min(self._room_bytes, saved_bytes) + elapsed * WRITE_BYTES_PER_SECOND
         self._now = now
         while self._room_bytes > 0:
-            work = store.begin_demote(DEMOTE_BLOCKS, now)
-            if work is None:
+            works = store.begin_demote(DEMOTE_BLOCKS, now)
+            if not works:
                 break
-            written_bytes = int(work.block_bytes.sum())
-            self._room_bytes -= written_bytes
-            self._moved["nvme written"] += written_bytes
-            store.take_cold_gone()
-            store.finish_demote(work.ticket, np.ones(len(work), np.bool_), now)
+            for work in works:
+                written_bytes = int(work.block_bytes.sum())
+                self._room_bytes -= written_bytes
+                self._moved["nvme written"] += written_bytes
+                store.take_cold_gone()
+                store.finish_demote(work.ticket, np.ones(len(work), np.bool_), now)

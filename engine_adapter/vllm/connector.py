@@ -96,6 +96,11 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._computed_blocks, kv_cache_manager.get_computed_blocks_for_connector
         )
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """What vLLM's cache holds is told to the daemon: see resident.py."""
+        blocks = gpu_block_pool.blocks
+        self._half.follow(lambda block_id: blocks[block_id].block_hash)
+
     def _computed_blocks(
         self, theirs: Callable[[Any], tuple[Any, int, int, bool]], request: Any
     ) -> tuple[Any, int, int, bool]:

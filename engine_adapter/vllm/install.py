@@ -18,6 +18,7 @@ from torch import nn
 import anchorstore
 from anchorstore.errors import ModelError
 from anchorstore.families import AnchorSpec, spec_from_config
+from anchorstore.layout import AnchorLayout
 from engine_adapter.vllm.families import Family, decoder_of, family_of
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 from engine_adapter.vllm.taps import OWNER, AnchorPool, tap
@@ -51,6 +52,12 @@ def spec_of(vllm_config: Any) -> AnchorSpec:
     return dataclasses.replace(spec, dtype=str(model.dtype).removeprefix("torch."))
 
 
+def anchor_layout_of(spec: AnchorSpec, settings: Settings) -> AnchorLayout:
+    """Layout of a page's anchors, in the dtype that is asked for."""
+    dtype = None if settings.anchor_dtype == "model" else settings.anchor_dtype
+    return spec.anchor_layout(settings.rows_per_page, dtype, settings.page_tokens)
+
+
 def model_directory(vllm_config: Any) -> pathlib.Path:
     """Where the weights lie; nothing is downloaded."""
     name = vllm_config.model_config.model
@@ -74,7 +81,7 @@ def install(model: nn.Module, vllm_config: Any) -> None:
     spec = spec_of(vllm_config)
     family = family_of(spec.model_type)
     decoder = decoder_of(model)
-    layout = spec.anchor_layout(settings.rows_per_page, page_tokens=settings.page_tokens)
+    layout = anchor_layout_of(spec, settings)
     table = vllm_config.compilation_config.static_forward_context
     table[OWNER] = AnchorPool(layout, family.adds_residual)
     table[MODEL] = TappedModel(decoder, family, spec)

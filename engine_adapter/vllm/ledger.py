@@ -30,6 +30,7 @@ class Entry:
         computed: tokens computed at the end of the last step that it was in; None before.
         is_barred: a load of it has failed: it is not looked up again.
         is_counted: its lookup is in the metrics already; it may be asked for many times.
+        noted_blocks: of vLLM's, full, that resident.py knows of.
         waits_until: when it waits no longer for what is brought into memory; None before it has.
     """
 
@@ -41,6 +42,7 @@ class Entry:
     computed: int | None = None
     is_barred: bool = False
     is_counted: bool = False
+    noted_blocks: int = 0
     waits_until: float | None = None
     _hashes: bytearray = dataclasses.field(default_factory=bytearray)
 

@@ -6,6 +6,7 @@
     allocated   vLLM has given blocks                    -> LoadJob
     reported    every worker has copied it, or one not   -> replay, or drop
     step        what this step computes                  -> SaveJobs for pages that get full
+    follow      which full blocks vLLM's own cache holds -> events for the daemon
     finish      the last full pages                      -> SaveJob, blocks held until it is copied
 
 Requests are vLLM's own objects; only the attributes used here are relied on.
@@ -22,6 +23,7 @@ import numpy as np
 
 from anchorstore.keys import DIGEST_BYTES
 from engine_adapter.packing import kept_positions
+from engine_adapter.vllm.following import Following
 from engine_adapter.vllm.geometry import Geometry
 from engine_adapter.vllm.jobs import LoadJob, Report, SaveJob, StepJobs
 from engine_adapter.vllm.ledger import Entry, Ledger, Lineages
@@ -70,6 +72,7 @@ class SchedulerHalf:
         self._loads_any, self._saves_any = loads, saves
         self._ledger, self._lineages = Ledger(), Lineages(lineages_max)
         self._epoch = b""
+        self._following: Following | None = None
         self._requests: dict[str, Any] = {}
         self._matched: dict[str, Held] = {}
         self._loading: dict[str, Held] = {}
@@ -247,7 +250,8 @@ class SchedulerHalf:
             if request is None or entry is None:
                 continue
             start, known = request.num_computed_tokens, len(request.all_token_ids)
-            if start != entry.computed:  # it has just been admitted, or again
+            is_admitted = start != entry.computed  # just now, or again
+            if is_admitted:
                 resumed, lineage = entry.loaded
                 is_loaded = start == resumed
                 entry.lineage = lineage if is_loaded else self._lineage_at(request, entry, start)
@@ -255,6 +259,11 @@ class SchedulerHalf:
             stop = entry.advance(start, tokens, known, self._budget.page_tokens)
             if stop > entry.next_page:
                 self._save(request, entry, stop, blocks_of(request_id), is_last=False)
+            if self._following is not None:
+                reused = start if is_admitted else None
+                self._following.step(request, entry, stop, reused, blocks_of)
+        if self._following is not None:
+            self._following.sweep()
         jobs = StepJobs(
             tuple(self._loads), tuple(self._replays), tuple(self._drops), tuple(self._saves)
         )
@@ -269,6 +278,8 @@ class SchedulerHalf:
     def finish(self, request: Any, block_ids: Sequence[int]) -> bool:
         """A request has ended; True where its blocks are still to be copied from."""
         self._let_go(request.request_id)
+        if self._following is not None:
+            self._following.finished(request)
         if request.request_id in self._loading:
             self._loading[request.request_id].is_wanted = False
         entry = self._ledger.leave(request.request_id)
@@ -312,6 +323,16 @@ class SchedulerHalf:
         )
         return True
 
+    # ---- vLLM's own cache ----
+
+    def follow(self, hash_of: Callable[[int], Any]) -> None:
+        """From now on the daemon is told what vLLM's own cache holds; `hash_of` a block's id is
+        what it is cached under, None for nothing."""
+        if self._settings.events_queue_pages:
+            self._following = Following(
+                self._spaces, self._geometry, self._settings, hash_of, self._tally
+            )
+
     # ---- the end ----
 
     def reset(self) -> None:
@@ -332,6 +353,8 @@ class SchedulerHalf:
 
     def take_counts(self) -> dict[str, int]:
         """What was counted since the last time."""
+        if self._following is not None:
+            self._following.count()
         return self._tally.take()
 
     def close(self) -> None:

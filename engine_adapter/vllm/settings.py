@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anchorstore.client import ClientOptions
+from anchorstore.client.events import QUEUE_PAGES_DEFAULT
 from anchorstore.errors import ConfigError, ModelError
 from engine_adapter.budget import (
     MARGIN_TOKENS_DEFAULT,
@@ -22,6 +23,7 @@ from engine_adapter.budget import (
 )
 
 STRATEGIES = ("suffix_replay", "kv_only")
+ANCHOR_DTYPES = ("model", "float32")
 MEBIBYTE = 2**20
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 """What JSON may hold for a field's annotation."""
@@ -37,6 +39,8 @@ class Settings:
         rows_per_page, ratio, max_rows, margin_tokens: the replay budget (engine_adapter.budget).
         strategy: "suffix_replay", or "kv_only": linear states from zero, the control.
         model: the namespace's model; the served model's last path part by default.
+        anchor_dtype: "model": the stream rounded to the model's dtype; "float32": not rounded, as
+            the engine's norms see it where layers hand on two tensors; twice the bytes.
         kv_shards: pieces that the key-value heads are stored in; engines of any tensor-parallel
             size up to this share pages.  0: one a head, at most 8.
         deadline_seconds: longest that one lookup may hold up the scheduler.
@@ -48,6 +52,9 @@ class Settings:
         spaces_max: sessions held at a time, one an adapter and salt.
         staging_mebibytes: memory a session and worker for blocks on their way to the daemon.
         queue_mebibytes: copied pages that may wait for the daemon; what comes on top is not saved.
+        events_queue_pages: events of vLLM's own cache that may wait for the daemon, one a page;
+            0 tells it nothing.
+        events_settle_seconds: least that they wait: what vLLM holds is still on its way there.
         max_lineage: deepest lineage that a lookup accepts.
         token: credentials for tcp://.
     """
@@ -60,6 +67,7 @@ class Settings:
     margin_tokens: int = MARGIN_TOKENS_DEFAULT
     strategy: str = "suffix_replay"
     model: str = ""
+    anchor_dtype: str = "model"
     kv_shards: int = 0
     deadline_seconds: float = 0.25
     bring_in_seconds: float = 2.0
@@ -68,19 +76,24 @@ class Settings:
     spaces_max: int = 64
     staging_mebibytes: int = 16
     queue_mebibytes: int = 256
+    events_queue_pages: int = QUEUE_PAGES_DEFAULT
+    events_settle_seconds: float = 1.0
     max_lineage: int = 255
     token: str = dataclasses.field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not self.daemon:
             raise ConfigError('vllm: extra config "daemon" is missing, e.g. "unix:///run/x.sock"')
-        if self.strategy not in STRATEGIES:
-            raise ConfigError(
-                f"vllm: strategy is {self.strategy!r}, must be one of {', '.join(STRATEGIES)}"
-            )
+        for name, known in (("strategy", STRATEGIES), ("anchor_dtype", ANCHOR_DTYPES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"vllm: {name} is {value!r}, must be one of {', '.join(known)}")
         for name in ("spaces_max", "staging_mebibytes", "queue_mebibytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must be at least 1")
+        for name in ("events_queue_pages", "events_settle_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must not be negative")
         if not 0 <= self.kv_shards <= 255:
             raise ConfigError(f"vllm: kv_shards is {self.kv_shards}, must be 0 to 255")
         try:

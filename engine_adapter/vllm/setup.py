@@ -28,7 +28,13 @@ from anchorstore.weights import weights_digest
 from engine_adapter.vllm.checks import Facts, check
 from engine_adapter.vllm.families import family_of
 from engine_adapter.vllm.geometry import Geometry, Share, Stored, shard_count, share_of_rank
-from engine_adapter.vllm.install import MODEL, model_directory, settings_of, spec_of
+from engine_adapter.vllm.install import (
+    MODEL,
+    anchor_layout_of,
+    model_directory,
+    settings_of,
+    spec_of,
+)
 from engine_adapter.vllm.jobs import SpaceKey
 from engine_adapter.vllm.loader import Loader
 from engine_adapter.vllm.paged import PagedKv, learn_order
@@ -123,7 +129,7 @@ class Common:
             attention,
             states,
             kv_layout,
-            spec.anchor_layout(settings.rows_per_page, page_tokens=settings.page_tokens),
+            anchor_layout_of(spec, settings),
             shard_count(spec.kv_heads, settings.kv_shards),
             weights_digest(model_directory(vllm_config)),
             vllm_config.kv_transfer_config.is_kv_consumer,

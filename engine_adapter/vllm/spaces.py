@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from anchorstore.client import Client
 from anchorstore.errors import AnchorStoreError
@@ -39,6 +39,13 @@ class RecentClients:
         self._clients[key] = client
         if len(self._clients) > self._limit:
             self._clients.popitem(last=False)[1].close()
+
+    def peek(self, key: SpaceKey) -> Client | None:
+        """The same, and no use of it."""
+        return self._clients.get(key)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._clients.values())
 
     def close(self) -> None:
         """Closes them all."""
@@ -76,6 +83,16 @@ class Spaces:
                 self._retry_at = time.monotonic() + self._retry_seconds
             self._clients.add(key, client)
         return client
+
+    def peek(self, key: SpaceKey) -> Client | None:
+        """The client of `key` that has been in a session, if there is one; connects nowhere."""
+        client = self._clients.peek(key)
+        return None if client is None or client.root_digest is None else client
+
+    def events_dropped(self) -> int:
+        """By the clients that there are."""
+        counts = (client.counters()["events_dropped"] for client in self._clients)
+        return sum(count for count in counts if isinstance(count, int))
 
     def close(self) -> None:
         """Closes them all."""

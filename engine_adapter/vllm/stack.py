@@ -25,6 +25,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from engine_adapter.vllm.families import CLOSED_LOGIT
 from engine_adapter.vllm.install import TappedModel
+from engine_adapter.vllm.taps import summands
 
 
 class StateReached(Exception):
@@ -92,17 +93,20 @@ class VllmStack:
     def run_group(
         self,
         group: Sequence[int],
-        hidden: torch.Tensor,
+        rows: torch.Tensor,
         mask: torch.Tensor | None,
         blocks: Mapping[int, int],
     ) -> None:
-        """Run a group over `hidden` [tokens, hidden], one sequence, into state `blocks`.
+        """Run a group over `rows` [tokens, hidden], one sequence, into state `blocks`.
 
         `mask` [tokens] is False where a column holds no row; None where all do.
         """
-        tokens = hidden.shape[0]
+        tokens = rows.shape[0]
         positions = torch.arange(tokens, device=self.device)
-        residual: torch.Tensor | None = None
+        dtype = getattr(torch, self.spec.dtype)
+        hidden, residual = (
+            summands(rows, dtype) if self.family.adds_residual else (rows.to(dtype), None)
+        )
         with (
             set_forward_context(self._metadata(tokens, blocks), self._config, num_tokens=tokens),
             self._closed_gates(group, mask),

@@ -49,6 +49,18 @@ FEW_TOKENS = 16
 NO_ROWS = Rows(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
 
 
+def summands(stream: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`stream` [tokens, hidden] as layers take it: itself, or two of `dtype` that add up to it.
+
+    vLLM's norms work on that sum before it is rounded (0.32, ir/ops/layernorm.py); a stream that is
+    kept in more bits than the model's is that sum.
+    """
+    if stream.dtype == dtype:
+        return stream, None
+    rounded = stream.to(dtype)
+    return (stream - rounded).to(dtype), rounded
+
+
 class AnchorPool:
     """Anchors of every page slot of one worker; without memory until `allocate`."""
 
@@ -100,8 +112,10 @@ class AnchorPool:
         """Keep `rows` of `stream` [tokens, hidden] (and `addend`, the sum of both), what enters
         stored group `group`."""
         assert self._pool is not None
-        taken = rows.of(stream) if addend is None else rows.of(stream) + rows.of(addend)
-        self._pool[rows.pages, group, rows.at] = taken.to(self._pool.dtype)
+        taken = rows.of(stream).to(self._pool.dtype)
+        if addend is not None:
+            taken = taken + rows.of(addend)
+        self._pool[rows.pages, group, rows.at] = taken
 
     def observe(
         self, group: int, hidden: torch.Tensor, residual: torch.Tensor | None, context: Any

@@ -16,7 +16,7 @@ import torch
 from anchorstore.errors import ModelError
 from anchorstore.layout import AnchorLayout
 from engine_adapter.vllm.paged import PagedKv, learn_order
-from engine_adapter.vllm.taps import FEW_TOKENS, AnchorPool
+from engine_adapter.vllm.taps import FEW_TOKENS, AnchorPool, summands
 
 BLOCKS, TOKENS, HEADS, DIM, PAGE = 4, 32, 3, 8, 16
 
@@ -135,6 +135,28 @@ def test_pool_sees_each_pass_with_slots_of_its_own(adds_residual: bool) -> None:
     extra = 10.0 if adds_residual else 0.0
     found = pool.read(np.arange(3))[:, :, 0, 0].tolist()
     assert found == [[1 + extra, 2 + extra], [0, 0], [5 + extra, 6 + extra]]
+
+
+@pytest.mark.parametrize(("dtype", "is_exact"), [("float32", True), ("bfloat16", False)])
+def test_stream_kept_in_float32_enters_the_norms_as_the_engine_s_own(
+    dtype: str, is_exact: bool
+) -> None:
+    def norm(hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        total = hidden.float() if residual is None else hidden.float() + residual.float()
+        return total / total.pow(2).mean(-1, keepdim=True).sqrt()
+
+    layout = AnchorLayout(groups=1, rows=4, hidden=256, dtype=dtype, page_tokens=4)
+    pool = AnchorPool(layout, adds_residual=True)
+    pool.allocate(1, torch.device("cpu"), "layer")
+    dice = torch.Generator().manual_seed(3)
+    hidden, residual = (torch.randn(4, 256, generator=dice).bfloat16() for _ in range(2))
+    pool.keep(0, hidden, pool.rows_of(torch.arange(4), shape_may_vary=True), residual)
+    entering = summands(pool.read(np.array([0]))[0, 0], torch.bfloat16)
+    assert entering[0].dtype == torch.bfloat16
+    error = (norm(*entering) - norm(hidden, residual)).abs().max().item()
+    assert error < 1e-4 if is_exact else error > 1e-3
+    carried = entering[0] if entering[1] is None else entering[0] + entering[1]
+    assert torch.equal(carried, hidden + residual)  # what flows on past the norm
 
 
 def test_pool_after_one_long_pass_holds_the_last_rows() -> None:

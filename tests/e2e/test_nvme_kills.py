@@ -8,8 +8,12 @@ each start every path is asked for and compared, and the daemon checks itself.
 from __future__ import annotations
 
 import collections
+import contextlib
+import io
+import json
 import pathlib
 import random
+import re
 import threading
 
 import numpy as np
@@ -18,8 +22,9 @@ import pytest
 
 from anchorstore.cli.main import main
 from anchorstore.client import Client, ClientOptions, NamespaceSpec, NeedAll
-from anchorstore.errors import DataError, LeaseError
+from anchorstore.errors import DataError, LeaseError, Unavailable
 from anchorstore.testing.daemon import Daemon
+from anchorstore.tiers.nvme.format import slot_bytes_of
 from anchorstore.tiers.nvme.offline import check_device
 from tests.integration.client_world import LAYOUTS, Pages, pages
 
@@ -49,6 +54,7 @@ class World:
         self.client = self.connected()
         self.paths: collections.OrderedDict[int, int] = collections.OrderedDict()
         self.next_seed = 1000 * seed
+        self.damages: list[tuple[int, int]] = []
         self.counts = dict.fromkeys(("puts", "reads", "hits", "cold_hits", "damaged"), 0)
 
     def connected(self) -> Client:
@@ -90,8 +96,8 @@ class World:
                 for need, out in enumerate(found):
                     window.blocks(need).copy_into(out)
                 window.verify()
-            except (LeaseError, DataError):  # killed meanwhile: said so, which is right
-                return False
+            except (LeaseError, DataError, Unavailable):
+                return False  # killed meanwhile: said so, which is right
             assert_right(made, found)
         return True
 
@@ -114,9 +120,23 @@ class World:
         with file_path.open("r+b") as file:
             size = file.seek(0, 2)
             for _ in range(20):
-                file.seek(self.dice.randrange(4 * 2**20, size - 4096))
-                file.write(self.dice.randbytes(self.dice.choice([1, 200, 4096])))
+                at = self.dice.randrange(4 * 2**20, size - 4096)
+                junk = self.dice.randbytes(self.dice.choice([1, 200, 4096]))
+                file.seek(at)
+                file.write(junk)
+                self.damages.append((at, at + len(junk)))
         self.counts["damaged"] += 1
+
+    def check(self) -> None:
+        """The daemon finds nothing broken but what was scrambled and not asked for since."""
+        assert main(["check", "--socket", self.daemon.socket_path]) == 0
+        answer = io.StringIO()
+        with contextlib.redirect_stdout(answer):
+            main(["check", "--socket", self.daemon.socket_path, "--checksums", "--json"])
+        for text in json.loads(answer.getvalue())["violations"]:
+            [start] = [int(number) for number in re.findall(r"slot at byte (\d+)", text)]
+            stop = start + max(slot_bytes_of(layout.block_bytes()) for layout in LAYOUTS)
+            assert any(start < end and at < stop for at, end in self.damages), text
 
 
 def assert_right(made: Pages, found: list[npt.NDArray[np.uint8]]) -> None:
@@ -147,7 +167,7 @@ def rounds(folder: pathlib.Path, seed: int, count: int) -> dict[str, int]:
             world.client.close()
             world.client = world.connected()
             world.counts["cold_hits"] += sum(world.read(seed) for seed in list(world.paths))
-            assert main(["check", "--socket", world.daemon.socket_path, "--checksums"]) == 0
+            world.check()
     finally:
         world.client.close()
         world.daemon.kill()

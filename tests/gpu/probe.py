@@ -19,8 +19,8 @@ import xxhash
 
 from anchorstore.tiers.base import Moves
 from anchorstore.tiers.device_slab import OwnSlab
-from anchorstore.tiers.dram import SealedMemory
 from anchorstore.tiers.hbm import HbmOptions, HbmTier, daemon_tier, engine_tier
+from anchorstore.tiers.heads import SealedMemory
 from anchorstore.transport.cuda import CudaDevice, CudaError
 from anchorstore.transport.cuda_driver import DriverDevice
 from anchorstore.transport.segment import SegmentShape

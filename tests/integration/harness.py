@@ -27,6 +27,7 @@ from anchorstore.config import Config, LogConfig, build
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.server.daemon import Daemon, new_event_loop
 from anchorstore.server.logs import make_logger
+from anchorstore.server.opening import MakePlatform, cuda_platform
 from anchorstore.tiers.nvme.seam import OpenFile, open_direct
 from anchorstore.transport import frames
 from anchorstore.transport.frames import Kind, Method
@@ -87,14 +88,19 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(config: Config, open_file: OpenFile = open_direct) -> Iterator[Running]:
+def running(
+    config: Config,
+    open_file: OpenFile = open_direct,
+    make_platform: MakePlatform = cuda_platform,
+) -> Iterator[Running]:
     """Starts a daemon in a thread; stops it, and fails where a part of it failed."""
     loop, log = new_event_loop(), io.StringIO()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> Daemon:
-        daemon = Daemon(config, make_logger(LogConfig(), "test", log), SystemClock(), open_file)
+        logger = make_logger(LogConfig(), "test", log)
+        daemon = Daemon(config, logger, SystemClock(), open_file, make_platform)
         try:
             await daemon.start()
         except BaseException:

@@ -443,6 +443,13 @@ def test_namespace_switch_names_the_root_and_the_state(
     assert daemon.requests[-1] == (Method.SET_NAMESPACE, wanted)
 
 
+def test_namespace_switch_that_no_restart_will_know_of_says_so(say: Say, socket_path: Path) -> None:
+    answer = admin_pb2.SetNamespaceResponse(until_restart=True)
+    with CannedDaemon(socket_path, {**ANSWERS, Method.SET_NAMESPACE: answer}):
+        code, out, _ = say("namespace", "disable", "ffff")
+    assert (code, out) == (0, "disabled ffffffffffff team-b/qwen until the daemon starts again\n")
+
+
 def test_remove_with_consent_removes_the_subtree(say: Say, socket_path: Path) -> None:
     with CannedDaemon(socket_path, ANSWERS) as daemon:
         code, out, _ = say("remove", "0001", "--below", ROOT_B.hex(), "--yes")

@@ -88,6 +88,10 @@ def moving() -> Callable[[admin_pb2.StatusRequest], admin_pb2.StatusResponse]:
                 pages_demoted=30 * step,
                 pages_left_dram_age_600=28 * step,
                 pages_left_dram_age_inf=2 * step,
+                engines=2,
+                events_touched=60 * step,
+                pages_let_go=8 * step,
+                pinned_pages=3,
             )
 
     left = answers()
@@ -116,12 +120,14 @@ def test_screen_of_an_interval_shows_rates() -> None:
     [device] = [line for line in text.splitlines() if line.startswith("/mnt/nvme0")]
     assert device.split()[1:5] == ["10MiB/s", "20MiB/s", "5", "0"]
     assert "left dram/s, last used: within 10m00s 14.0, longer ago 1.0" in text
+    assert "engines that tell 2: used 30.0 pages/s, let go 4.0/s, pinned 3\n" in text
     assert "pages demoted 15.0" in text and "waiting for nvme 17" in text
 
 
 def test_screen_of_a_quiet_interval_divides_by_nothing() -> None:
     text = screen(Interval(status(), status(), 1.0))
     assert "lookups 0.0/s, 0% hits of 0 pages" in text and "gone/s: nothing" in text
+    assert "engines that tell" not in text
 
 
 def test_top_once_prints_one_screen_without_control_characters(say: Say, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_check_of_pool_with_a_flipped_bit_says_which_block(
 ) -> None:
     engine = Engine(daemon.socket)
     engine.put(chain(engine.grant.root_digest, range(3)))
-    table, _ = daemon.do(lambda: daemon.daemon.core.sealed_blocks(0, 10))
+    table, _ = daemon.do(lambda: daemon.daemon.core.audit.sealed_blocks(0, 10))
     segment, offset = int(table.segment_index[2]), int(table.offset[2])
     daemon.daemon.tier.memory(segment)[offset] ^= 1
     stub = admin_pb2_grpc.AdminServiceStub(channel)

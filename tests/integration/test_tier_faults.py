@@ -19,7 +19,7 @@ from anchorstore.tiers.nvme.seam import FileSeam, Log, open_direct
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import admin_pb2
 from anchorstore.wire.v1 import store_pb2 as pb
-from tests.integration.harness import Engine, Running, Wire, running
+from tests.integration.harness import Engine, Running, Wire, chain, running
 from tests.integration.tiered import (
     PAGES,
     WAIT_MS,
@@ -30,6 +30,8 @@ from tests.integration.tiered import (
     tiered,
     until,
 )
+
+OTHER = pb.NamespaceSpec(model="other", weights_digest=bytes(32), page_tokens=64)
 
 pytestmark = pytest.mark.usefixtures("no_sockets_left")
 
@@ -185,3 +187,74 @@ def test_full_device_leaves_what_is_new_to_the_other(tmp_path: pathlib.Path) -> 
         until(lambda: two.counters["blocks_written"] >= 2 * PAGES, "the second takes them")
         engine = Engine(here.socket)
         assert_right(engine, engine.lookup(hashes))
+
+
+def test_prefetch_that_fails_shows_nothing_and_stores_nothing(
+    config: Config, faults: Faults
+) -> None:
+    """Neither a lookup nor a reader of hints may see what a failed read left in memory, and no
+    device may be given it."""
+    with running(config) as here:
+        hashes = put_to_nvme(here)
+    with running(config, faults.open) as here:
+        assert here.daemon.nvme is not None
+        [device] = here.daemon.nvme.devices
+        faults.fail("read", errno.EIO, start=device.data_offset)
+        engine = Engine(here.socket)
+        engine.lookup(hashes, prefetch=True)
+        until(lambda: counter(here, "blocks_corrupt") == 2 * PAGES, "all of it failed")
+        faults.release()
+        answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+        assert answer.miss == pb.MISS_REASON_NOT_STORED
+        status = Wire.unix(here.socket).call(Method.STATUS, admin_pb2.StatusRequest())
+        assert [tier.used_bytes for tier in status.tiers] == [0, 0]
+        assert device.counters["blocks_written"] == 0
+        assert put(here, 1) == hashes, "a writer brings it again"
+        assert_right(engine, engine.lookup(hashes))
+
+
+def test_device_never_takes_more_than_it_was_given(tmp_path: pathlib.Path) -> None:
+    """Three times as much as fits is put: old blocks go, and the file stays as large as it was."""
+    folder = tmp_path / "device"
+    folder.mkdir()
+    config = tiered(
+        tmp_path,
+        tiers__nvme__devices=[(str(folder), 8 * 2**20)],
+        tiers__nvme__segment=2**20,
+        tiers__dram__segment=2**20,
+    )
+    with running(config) as here:
+        number = 0
+        while counter(here, "pages_evicted_nvme") < 3 * PAGES:
+            put(here, 1000 * number)
+            number += 1
+            until(lambda: here.do(lambda: here.daemon.core.blocks_to_demote) == 0, "written")
+        assert [path.name for path in folder.iterdir()] == ["anchorstore.nvme"]
+        assert (folder / "anchorstore.nvme").stat().st_size == 8 * 2**20
+
+
+def test_flood_of_one_namespace_leaves_the_device_to_another(tmp_path: pathlib.Path) -> None:
+    """A device that reads so little a second that what the flood asks for takes longer than any
+    read may wait for its begin: another namespace's few blocks come all the same."""
+    config = tiered(tmp_path, tiers__nvme__engine="threads")
+    with running(config) as here:
+        flood = [put_to_nvme(here, 1000 * number) for number in range(1, 25)]
+        other = Engine(here.socket, namespace=OTHER)
+        few = chain(other.grant.root_digest, range(PAGES))
+        assert set(other.put(few)) == {1}
+        until(lambda: here.do(lambda: here.daemon.core.blocks_to_demote) == 0, "taken")
+        here.on_loop(here.daemon.drain)
+    slow = tiered(
+        tmp_path,
+        tiers__nvme__engine="threads",
+        tiers__nvme__deadline=1.0,
+        tiers__nvme__read_bandwidth=2**20,
+    )
+    with running(slow) as here:
+        many, other = Engine(here.socket), Engine(here.socket, namespace=OTHER)
+        for path in flood:
+            many.lookup(path, prefetch=True)
+        assert_right(other, other.lookup(few, wait_ms=WAIT_MS))
+        assert counter(here, "blocks_promoted") < 2 * PAGES * len(flood) // 2
+        until(lambda: here.do(lambda: here.daemon.core.status(0.0).promotes_in_flight) == 0, "end")
+        assert counter(here, "nvme_blocks_read_late") > 0, "it was a flood"

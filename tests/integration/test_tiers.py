@@ -277,7 +277,105 @@ def test_process_that_ends_leaves_its_blocks_to_the_next(tmp_path: pathlib.Path,
     shutil.rmtree(device)
 
 
-def _wait_for_journal(daemon: Daemon) -> None:
+def by_use(here: Running) -> list[bytes]:
+    """Path hashes of the pages, from the one used longest ago on."""
+
+    def ordered() -> list[bytes]:
+        index = here.daemon.core._state.index
+        rows = np.flatnonzero(index.namespace[: index.rows.top])
+        rows = rows[np.argsort(index.stamp[rows])]
+        return [index.hashes[row].tobytes() for row in rows]
+
+    found: list[bytes] = here.do(ordered)
+    return found
+
+
+def pages_of(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
+
+
+def test_restart_knows_what_was_used_last(config: Config) -> None:
+    with running(config) as here:
+        first, second = put_to_nvme(here, 1), put_to_nvme(here, 1000)
+        engine = Engine(here.socket)
+        assert_right(engine, engine.lookup(first))
+        engine.close()
+        here.on_loop(here.daemon.drain)
+    for _ in range(2):  # the second time from what the first restart wrote down
+        with running(config) as here:
+            assert by_use(here) == [*pages_of(second), *pages_of(first)]
+
+
+def test_killed_process_leaves_the_order_in_which_blocks_were_written(
+    tmp_path: pathlib.Path,
+) -> None:
+    config = tiered(tmp_path)
+    [device] = config.tiers.nvme.devices
+    settings = {"tiers.nvme.devices": f"{device.path}:64MiB", "tiers.nvme.segment": "4MiB"}
+    with Daemon(tmp_path / "daemon", settings=settings) as daemon:
+        engine = Engine(daemon.socket_path)
+        paths = [chain(engine.grant.root_digest, range(at, at + PAGES)) for at in (1, 1000, 2000)]
+        for number, path in enumerate(paths):  # the last one lies where the first one did
+            assert set(engine.put(path)) == {1}
+            _wait_for_journal(daemon, blocks=2 * PAGES * (number + 1))
+            if number == 1:
+                request = admin_pb2.RemoveRequest(
+                    root_digest=engine.grant.root_digest, path_hash=paths[0][:32]
+                )
+                assert not Wire.unix(daemon.socket_path).call(Method.REMOVE, request).may_come_back
+        daemon.kill()
+        engine.close()
+    with running(config) as here:
+        assert by_use(here) == [*pages_of(paths[1]), *pages_of(paths[2])]
+
+
+@pytest.mark.parametrize("end", ["drain", "kill"])
+def test_namespace_that_was_turned_off_is_off_in_the_next_process(
+    tmp_path: pathlib.Path, end: str
+) -> None:
+    devices = [tmp_path / "one", tmp_path / "two"]
+    for device in devices:
+        device.mkdir()
+    places = ",".join(f"{device}:64MiB" for device in devices)
+    settings = {"tiers.nvme.devices": places, "tiers.nvme.segment": "4MiB"}
+    daemon = Daemon(tmp_path / "daemon", settings=settings)
+
+    def again() -> None:
+        if end == "kill":
+            daemon.kill()
+        else:
+            assert daemon.stop() == 0
+        daemon.start()
+
+    def turn(root: bytes, enabled: bool) -> None:
+        request = admin_pb2.SetNamespaceRequest(root_digest=root, enabled=enabled)
+        answer = Wire.unix(daemon.socket_path).call(Method.SET_NAMESPACE, request)
+        assert not answer.until_restart
+
+    with daemon:
+        engine = Engine(daemon.socket_path)
+        root = engine.grant.root_digest
+        hashes = chain(root, range(PAGES))
+        assert set(engine.put(hashes)) == {1}
+        _wait_for_journal(daemon)
+        turn(root, enabled=False)
+        engine.close()
+        for _ in range(2):  # the second time from what the first restart wrote down
+            again()
+            engine = Engine(daemon.socket_path)
+            answer = engine.lookup(hashes, wait_ms=WAIT_MS)
+            assert answer.miss == pb.MISS_REASON_DISABLED
+            engine.close()
+        turn(root, enabled=True)
+        again()
+        engine = Engine(daemon.socket_path)
+        assert_right(engine, engine.lookup(hashes, wait_ms=WAIT_MS))
+        engine.close()
+    for device in devices:
+        shutil.rmtree(device)
+
+
+def _wait_for_journal(daemon: Daemon, blocks: int = 2 * PAGES) -> None:
     """Until everything is written and noted: a removal, even of nothing, waits for the journal."""
     wire = Wire.unix(daemon.socket_path)
 
@@ -285,7 +383,7 @@ def _wait_for_journal(daemon: Daemon) -> None:
         counters = wire.call(Method.STATUS, admin_pb2.StatusRequest()).counters
         return int(counters["nvme_blocks_written"])
 
-    until(lambda: written() == 2 * PAGES, "written behind")
+    until(lambda: written() == blocks, "written behind")
     [space] = wire.call(Method.LIST, admin_pb2.ListRequest()).namespaces
     request = admin_pb2.RemoveRequest(root_digest=space.root_digest, path_hash=bytes(32))
     assert not wire.call(Method.REMOVE, request).may_come_back

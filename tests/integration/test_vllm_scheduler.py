@@ -89,11 +89,10 @@ def half(daemon: Daemon, stored: None) -> Iterator[SchedulerHalf]:
     made.close()
 
 
-def half_of(daemon: Daemon) -> SchedulerHalf:
+def half_of(daemon: Daemon, **changes: Any) -> SchedulerHalf:
     """The scheduler's half of an engine beside a daemon."""
-    settings = Settings(
-        daemon.address, margin_tokens=PAGE, deadline_seconds=5.0, bring_in_seconds=60.0
-    )
+    values = {"margin_tokens": PAGE, "deadline_seconds": 5.0, "bring_in_seconds": 60.0}
+    settings = Settings(daemon.address, **(values | changes))
     options = settings.lookup_options("scheduler")
 
     def connect(key: SpaceKey) -> Client:
@@ -322,3 +321,40 @@ def test_match_asks_again_while_a_prefix_is_brought_into_memory(tmp_path: pathli
         half.close()
     assert answers[0] is LATER and answers[-1] == 9 * PAGE
     assert counts == {"requests/hit": 1}
+
+
+# ---- vLLM's own cache ----
+
+
+def test_daemon_is_told_what_vllm_holds_uses_and_gives_away(daemon: Daemon, stored: None) -> None:
+    half, pool = half_of(daemon), {10: "0", 11: "1", 12: "2"}
+    half.follow(pool.get)
+    first = Request("first", TEXT[:400], 0)
+    half.arrived(first)
+    step(half, first=400)
+    again = Request("again", [*TEXT[:300], 9], 2 * BLOCK)
+    half.arrived(again)
+    step(half, again=45)
+    assert half.take_counts() == {"events/stored": 6, "events/touched": 4, "events/pinned": 1}
+    half.finish(again, [10, 11, 13])
+    del pool[12]
+    step(half)
+    assert half.take_counts() == {"events/unpinned": 1, "events/removed": 2}
+    client = half._spaces.peek(SpaceKey())
+    assert client is not None
+    deadline = time.monotonic() + 60.0
+    while client.counters()["events_sent"] != 14:
+        assert time.monotonic() < deadline, client.counters()
+        time.sleep(0.01)
+    assert client.counters()["events_unknown"] == client.counters()["events_dropped"] == 0
+    half.close()
+
+
+def test_engine_that_wants_no_events_tells_none(daemon: Daemon, stored: None) -> None:
+    half = half_of(daemon, events_queue_pages=0)
+    half.follow({10: "0"}.get)
+    request = Request("first", TEXT[:400], 0)
+    half.arrived(request)
+    step(half, first=400)
+    assert half.take_counts() == {}
+    half.close()

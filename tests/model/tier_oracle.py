@@ -2,7 +2,8 @@
 
 The picture is taken from the store's own columns just before; the rules are those of the docs:
 leaves of a tier first, least recently used first, a page's blocks share one fate there, busy ones
-stay, dram waits for nvme, anchors and states are thinned.
+stay, dram waits for nvme, anchors and states are thinned.  Where engines are mirrored, what none of
+them holds any more, and nvme has whole, leaves dram before all else.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Picture:
         gone = 0
         while want > 0:
             leaves = [
-                (page.stamp, row)
+                (*self.turn(tier, row), row)
                 for row, page in self.pages.items()
                 if any(block.component is component for block in self.here(page, tier))
                 and not self.has_followers(row, tier)
@@ -108,12 +109,20 @@ class Picture:
             ]
             if not leaves:
                 break
-            page = self.pages[min(leaves)[1]]
+            page = self.pages[min(leaves)[-1]]
             for block in self.here(page, tier):
                 want -= block.sizes[tier] if block.component is component else 0
                 self.leave(block, tier)
                 gone += 1
         return gone
+
+    def turn(self, tier: str, row: int) -> tuple[bool, int]:
+        """When a leaf's turn is; where engines are mirrored two neighbouring ticks are one."""
+        page = self.pages[row]
+        if tier != "dram" or not self.state.history.follows_engines:
+            return True, page.stamp
+        is_safe = all("nvme" in block.tiers for block in page.blocks)
+        return not (self.state.index.let_go[row] and is_safe), page.stamp // 2
 
     @staticmethod
     def is_awaited(block: Block) -> bool:

@@ -43,6 +43,7 @@ SHARES = {Component.KV: 0.7, Component.ANCHOR: 0.4, Component.STATE: 0.3}
 SPACES = [Namespace("acme", "m", b"w" * 32), Namespace("globex", "m", b"w" * 32)]
 SEGMENT_BYTES = 5 * 4096
 DEPTH = 6
+HALVES = (range(1, 6), range(6, 11))  # segments of the two devices
 CONFIG = StoreConfig(
     segments=8,
     segment_bytes=SEGMENT_BYTES,
@@ -57,6 +58,7 @@ CONFIG = StoreConfig(
         high_watermark=0.9,
         low_watermark=0.6,
         queue_blocks=24,
+        devices=(5, 5),
         quotas={("globex", "m"): 10 * 8192},
     ),
 )
@@ -266,9 +268,16 @@ class TierWalk:
     # ---- nvme ----
 
     def begin_write(self) -> None:
-        work = self.store.begin_demote(1 + self.draw(8), 0.0)
-        if work is not None:
+        room = [self.draw(6), self.draw(6)] if self.draw(2) else None
+        for work in self.store.begin_demote(1 + self.draw(8), 0.0, room):
+            assert room is None or 0 < len(work) <= room[work.device]
+            assert set(self.segments_of(work)) <= set(HALVES[work.device])
             self.writes.append(work)
+
+    def segments_of(self, work: DemoteWork) -> list[int]:
+        """Where each block of a work goes."""
+        assert self.config.nvme is not None
+        return [unit // self.config.nvme.segment_units for unit in work.unit.tolist()]
 
     def finish_write(self) -> None:
         if not self.writes:
@@ -308,7 +317,7 @@ class TierWalk:
 
     def device(self) -> None:
         """One of two devices stops taking blocks, takes them again, or is gone and replaced."""
-        half = [range(1, 6), range(6, 11)][self.draw(2)]
+        half = HALVES[self.draw(2)]
         match self.draw(10):
             case 0:
                 self.store.close_segments(half)

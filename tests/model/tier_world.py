@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anchorstore.keys import Namespace
 from anchorstore.layout import Layout
 from anchorstore.server.core.store_config import UNIT_BYTES, cold_slot_bytes_of
 from anchorstore.server.core.types import Copies, FormatSegment
-from anchorstore.server.core.work import DemoteWork, PromoteWork
+from anchorstore.server.core.work import DemoteWork, KnownNamespace, PromoteWork
 from anchorstore.transport.segment import SegmentShape
 from tests.unit.core.tiered import ENTRY
 
@@ -79,7 +78,7 @@ class Disk:
 
     slots: dict[int, tuple[Content, int, int]] = dataclasses.field(default_factory=dict)
     journal: dict[int, npt.NDArray[Any]] = dataclasses.field(default_factory=dict)
-    namespaces: list[tuple[Namespace, int]] = dataclasses.field(default_factory=list)
+    namespaces: list[KnownNamespace] = dataclasses.field(default_factory=list)
     layouts: list[Layout] = dataclasses.field(default_factory=list)
 
     def write(self, work: DemoteWork, i: int, memory: Memory, torn: bool) -> None:

@@ -31,6 +31,7 @@ PUBLIC_NAMES = {
     "AsyncClient",
     "Client",
     "ClientOptions",
+    "EventPublisher",
     "NamespaceSpec",
     "NeedAll",
     "NeedLast",

@@ -120,6 +120,15 @@ def test_lanes_in_the_document_are_those_of_the_script() -> None:
     assert rows == [(lane.name, str(lane.minutes)) for lane in (*LANES, *APART)]
 
 
+def test_tests_named_in_the_document_exist() -> None:
+    text = (ROOT / "docs" / "testing.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 20, "the table has moved: mend this test"
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = {name for source in sources for name in re.findall(r"def (test_\w+)\(", source)}
+    assert named <= there, named - there
+
+
 def test_folders_of_tests_have_a_lane() -> None:
     """A folder without a lane would never run."""
     placed = {folder for lane in (*LANES, *APART) for folder in lane.folders}

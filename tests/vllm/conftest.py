@@ -27,6 +27,7 @@ EVERY_ROW: dict[str, Any] = {
     "max_rows": 1_000_000,
     "margin_tokens": 0,
     "deadline_seconds": 5.0,
+    "anchor_dtype": "float32",
 }
 """All rows kept and replayed, no margin: nothing is approximated; patience on a busy machine."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
 import sys
 from typing import Any
 
@@ -32,3 +33,17 @@ def test_benchmark_of_branches_finds_the_ideal_reached_and_stock_below(
             counters[variant]["vllm:prompt_tokens_cached_total"]
             == (every[variant]["reused_tokens"])
         )
+
+
+def test_benchmark_of_capture_times_an_engine_with_and_without_the_connector() -> None:
+    words = ["--model", str(ROOT / "engine_adapter" / "models" / "recall"), "--eager", "--json"]
+    words += ["--pairs", "1", "--repeats", "2", "--prompt-tokens", "200", "--answer-tokens", "8"]
+    command = [sys.executable, "-m", "benchmarks.engine.capture", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    document: dict[str, Any] = json.loads(done.stdout)
+    prompts = 2 * 2  # two rounds, of which one warms up
+    assert document["lookups"] == prompts  # none but the side that has the connector
+    assert document["blocks_sealed"] > 0 == document["blocks_sealed"] % (prompts * 3)  # whole pages
+    for phase in ("prefill", "decode_step", "usual_step"):
+        assert document[phase]["ratio"]["median"] > 0

@@ -4,6 +4,7 @@
 
     pages    found under their own key; parent one page shorter, same namespace; children counted
              in each tier; neither blocks nor children: should be gone
+    engines  each has a bit and a deadline; what goes first is held by none and whole in nvme
     blocks   in one chain or detached under a lease, with a place in some tier; leases and pins
              counted; generation even
     slots    in each tier, each taken slot has one block or one ticket; used and reserved bytes add
@@ -14,12 +15,14 @@
 from __future__ import annotations
 
 import collections
+import itertools
 
 import numpy as np
 
 from anchorstore.layout import Component
 from anchorstore.server.core.blocks import CHAIN_LIMIT
 from anchorstore.server.core.cold_pool import ColdPool
+from anchorstore.server.core.engines import LetGo
 from anchorstore.server.core.moving import DemoteTicket, PromoteTicket
 from anchorstore.server.core.pool import Pool
 from anchorstore.server.core.reserving import open_bytes
@@ -37,6 +40,7 @@ def violations(state: State) -> list[str]:
         *_buckets(state),
         *_chains(state),
         *_leases(state),
+        *_engines(state),
         *(text for tier in state.tiers for text in _slots(state, tier)),
         *_moving(state),
         *_bytes(state),
@@ -150,13 +154,53 @@ def _leases(state: State) -> list[str]:
 
 
 def _pins(state: State) -> list[Positions]:
-    """Block rows that tickets between the tiers hold, ticket by ticket."""
+    """Block rows that engines pin, page by page, and that tickets between the tiers hold."""
     moving = state.movement
+    engines = [session.engine for session in state.registry.sessions.values() if session.engine]
     return [
+        *(rows.astype(np.intp) for engine in engines for rows in engine.pins.values()),
         *(ticket.rows for ticket in moving.demotes.values()),
         *(ticket.rows for ticket in moving.promotes.values()),
         *(ticket.pinned for ticket in moving.promotes.values()),
     ]
+
+
+def _engines(state: State) -> list[str]:
+    """Each engine has a deadline and a bit of its own, and no page has a bit that is nobody's."""
+    engines, index, found = state.engines, state.index, []
+    taken: collections.Counter[int] = collections.Counter()
+    attached = {i: s for i, s in state.registry.sessions.items() if s.engine is not None}
+    for session in attached.values():
+        assert session.engine is not None
+        taken[session.record.namespace_id] += session.engine.mask  # a bit twice is a carry
+    for bit in engines.retired:
+        taken[bit.namespace_id] += bit.mask
+    pins = [rows for s in attached.values() if s.engine for rows in s.engine.pins.values()]
+    sizes = [state.dram.bytes_of(rows) for rows in pins]
+    if (len(pins), sum(sizes)) != (engines.pinned_pages, engines.pinned_bytes):
+        found.append(f"engines: {len(pins)} pins of {sum(sizes)} bytes, the record differs")
+    if {i for i in attached if i in engines.deadlines} != set(attached) or len(attached) != len(
+        engines.deadlines
+    ):
+        found.append("engines: deadlines differ")
+    for owner, record in state.registry.by_namespace_id.items():
+        if record.engines != taken[owner]:
+            found.append(f"namespace {owner}: bits of engines differ")
+    if state.history.follows_engines:
+        rows = index.live_rows()
+        masks = [record.engines for record in state.registry.by_namespace_id.values()]
+        owners = list(state.registry.by_namespace_id)
+        for owner, mask in zip(owners, masks, strict=True):
+            mine = rows[index.namespace[rows] == owner]
+            if (index.holders[mine] & ~np.uint64(mask)).any():
+                found.append(f"namespace {owner}: a page held by no engine")
+        let_go = rows[index.let_go[rows] != LetGo.NOT]
+        if index.holders[let_go].any():
+            found.append("engines: a page is let go that one holds")
+        safe = state.blocks.of_pages(index, rows[index.let_go[rows] == LetGo.SAFE])
+        if (state.blocks.cold[safe] == 0).any():
+            found.append("engines: a page goes first that nvme has not whole")
+    return found + engines.deadlines.check("engines")
 
 
 def _slots(state: State, tier: Tier) -> list[str]:
@@ -197,7 +241,8 @@ def _writing_to(state: State, tier: Tier) -> list[Ticket | DemoteTicket | Promot
 
 def _pool(pool: Pool) -> list[str]:
     found = []
-    indexes = sorted([*pool.unused, *(segment.index for segment in pool.by_id.values())])
+    unused = itertools.chain.from_iterable(pool.unused)
+    indexes = sorted([*unused, *(segment.index for segment in pool.by_id.values())])
     closed = pool.closed if isinstance(pool, ColdPool) else set()
     shelved = [segment_id - 1 for segment_id in closed - pool.by_id.keys()]
     if sorted([*indexes, *shelved]) != list(range(pool.segments)):
@@ -209,7 +254,8 @@ def _pool(pool: Pool) -> list[str]:
             found.append(f"pool: {component.name} miscounted")
     for slot_class in pool.classes.values():
         roomy = {segment.segment_id for segment in slot_class.segments if segment.slab.free}
-        if not roomy - closed <= set(slot_class.roomy) or closed & set(slot_class.roomy):
+        offered = set(itertools.chain.from_iterable(slot_class.roomy))
+        if not roomy - closed <= offered or closed & offered:
             found.append(f"pool: free slots of class {slot_class.class_id} are not on offer")
     return found
 

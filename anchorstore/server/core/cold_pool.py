@@ -7,18 +7,22 @@
               |           | slot 0 | 1 | slot 0 ... |   no header: a slot says itself what it holds
 
 So a segment keeps its number for good, and its generations rise for good, whatever class it serves.
+
+Each device is a lane of segments, and a class has a segment on every device as long as there are
+plenty: what is written together is spread over all of them (stripes.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
-from anchorstore.server.core.pool import Pool, Segment, Shape, SlotClass
+from anchorstore.layout import Component
+from anchorstore.server.core.pool import Grant, Pool, Segment, Shape, SlotClass
 from anchorstore.server.core.store_config import UNIT_BYTES
+from anchorstore.server.core.stripes import Stripes
 from anchorstore.server.core.types import U32, Bools, NvmeShape
 
 
@@ -46,7 +50,8 @@ class ColdPool(Pool):
     """Segments of the nvme tier.  Their ids are their numbers, from 1 on, for good."""
 
     def __init__(self, shape: NvmeShape) -> None:
-        super().__init__(shape.segments, shape.segment_bytes, shape.component_share)
+        self.stripes = Stripes(shape.devices or (shape.segments,))
+        super().__init__(self.stripes.segments, shape.segment_bytes, shape.component_share)
         self._segment_units = shape.segment_units
         self._gone_units: dict[int, Bools] = {}
         self.closed: set[int] = set()  # ids of segments that get no more blocks
@@ -61,17 +66,58 @@ class ColdPool(Pool):
     def _ask_format(self, segment: Segment, first_generation: int, fresh_memory: bool) -> None:
         """Nothing to write: a slot says itself what it holds."""
 
+    # ---- devices ----
+
+    def lane_of(self, index: int) -> int:
+        """The device of a segment, by its index."""
+        return self.stripes.device_of(index + 1)
+
+    def take(self, slot_class: SlotClass, count: int) -> list[Grant]:
+        """Up to `count` free slots of the class, from all devices as they have room."""
+        self._widen(slot_class)
+        grants: list[Grant] = []
+        while count:
+            roomy = [device for device, ids in enumerate(slot_class.roomy) if ids]
+            parts = self.stripes.parts(count, roomy)
+            if not parts:
+                break
+            for device, part in parts:
+                gained = self._take_from(slot_class, device, part)
+                slots = sum(len(grant.slots) for grant in gained)
+                self.stripes.take(device, slots)
+                grants += gained
+                count -= slots
+        return grants
+
+    def _widen(self, slot_class: SlotClass) -> None:
+        """Gives the class a segment on each device where it has none with a free slot, as long as
+        as many are left to every other class."""
+        for device, unused in enumerate(self.unused) if len(self.stripes) > 1 else ():
+            wanted = unused and not slot_class.roomy[device] and self.stripes.has_room(device)
+            if wanted and self._has_plenty(slot_class.component):
+                self._begin_segment(slot_class, device)
+
+    def _has_plenty(self, component: Component) -> bool:
+        more = self.allowed_segments(component) - self.held_segments(component)
+        classes = sum(known.component == component for known in self.classes.values())
+        return min(more, self.unused_segments) > classes * len(self.stripes)
+
+    def _lane_for_more(self) -> int | None:
+        """The emptiest device that has room."""
+        left = {
+            device: len(unused) / self.stripes.segments[device]
+            for device, unused in enumerate(self.unused)
+            if unused and self.stripes.has_room(device)
+        }
+        return max(left, key=left.__getitem__, default=None)
+
     def close(self, segment_ids: Iterable[int]) -> None:
         """These segments get no more blocks, until they are opened again."""
         self.closed.update(segment_ids)
-        self.unused = [index for index in self.unused if index + 1 not in self.closed]
+        self._drop_from_unused(self.closed)
         for segment_id in self.closed & self.by_id.keys():
-            segment = self.by_id[segment_id]
             self._empty.discard(segment_id)
-            if segment.is_roomy:
-                segment.slot_class.roomy.remove(segment_id)
-                heapq.heapify(segment.slot_class.roomy)
-                segment.is_roomy = False
+            self._not_roomy(self.by_id[segment_id])
 
     def reopen(self, segment_ids: Iterable[int]) -> None:
         """These segments get blocks again."""
@@ -79,14 +125,16 @@ class ColdPool(Pool):
             self.closed.remove(segment_id)
             segment = self.by_id.get(segment_id)
             if segment is None:
-                self.unused.append(segment_id - 1)
+                self.unused[self.lane_of(segment_id - 1)].append(segment_id - 1)
             else:
                 self._note_roomy(segment)
                 self._note_empty(segment)
 
     def can_pass(self, segment: Segment, slot_class: SlotClass) -> bool:
         """Whether the segment, once empty, may serve this class."""
-        return segment.segment_id not in self.closed and super().can_pass(segment, slot_class)
+        is_open = segment.segment_id not in self.closed
+        has_room = self.stripes.has_room(self.lane_of(segment.index))
+        return is_open and has_room and super().can_pass(segment, slot_class)
 
     def _note_roomy(self, segment: Segment) -> None:
         if segment.segment_id not in self.closed:
@@ -133,7 +181,12 @@ class ColdPool(Pool):
 
     def drop_adopted_from_unused(self) -> None:
         """After the last `adopt`: segments in use are not unused."""
-        self.unused = [index for index in self.unused if index + 1 not in self.by_id]
+        self._drop_from_unused(self.by_id.keys())
+
+    def _drop_from_unused(self, segment_ids: Container[int]) -> None:
+        self.unused = [
+            [index for index in unused if index + 1 not in segment_ids] for unused in self.unused
+        ]
 
 
 def _steps(segment: Segment) -> np.uint32:

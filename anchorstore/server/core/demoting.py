@@ -13,18 +13,24 @@ one that was used less recently.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 
 from anchorstore.layout import Component
+from anchorstore.server.core.engines import LetGo
 from anchorstore.server.core.evicting import evict, take_slots
 from anchorstore.server.core.moving import DemoteTicket
 from anchorstore.server.core.policy import Field, Scope, next_leaves
+from anchorstore.server.core.pool import Grant
 from anchorstore.server.core.sessions import Kind
 from anchorstore.server.core.state import State
 from anchorstore.server.core.tier import NvmeTier
 from anchorstore.server.core.types import U32, U64, Bools, Positions, column
 from anchorstore.server.core.work import DemoteWork
 
+LEFT = "pages_left_nvme_for_room"
 NO_BLOCKS: U32 = np.zeros(0, np.uint32)
 
 
@@ -51,24 +57,83 @@ def not_admitted(state: State, pages: U32) -> U32:
     return refused
 
 
-def begin_demote(state: State, limit_blocks: int) -> DemoteWork | None:
-    """Takes nvme slots for up to `limit_blocks` blocks; None where there is nothing to write."""
+def begin_demote(
+    state: State, limit_blocks: int, room: Sequence[int] | None = None
+) -> list[DemoteWork]:
+    """Takes nvme slots for up to `limit_blocks` blocks, on each device at most its `room`; one work
+    a device, [] where there is nothing to write."""
     nvme, movement = state.nvme, state.movement
     if nvme is None or movement.is_paused:
-        return None
-    rows = _writable(state, movement.waiting.take(state.blocks, limit_blocks))
-    rows, grants = _take(state, nvme, rows, is_fresh=True)
-    if not len(rows) and state.tick >= movement.quiet_until:
-        wanted = _writable(state, _next_victims(state, limit_blocks))
-        rows, grants = _take(state, nvme, wanted, is_fresh=False)
-        movement.is_refused = len(wanted) > 0 and not len(rows)
-        if movement.is_refused:
-            movement.quiet_until = state.tick + limit_blocks
-    return _open(state, nvme, rows, grants) if len(rows) else None
+        return []
+    stripes = nvme.cold_pool.stripes
+    stripes.limit(room)
+    limit = stripes.total(limit_blocks)
+    if not limit:
+        return []
+    rows = _writable(state, movement.waiting.take(state.blocks, limit))
+    placed = _take(state, nvme, rows, is_fresh=True)
+    if not len(placed) and state.tick >= movement.quiet_until:
+        wanted, left = _writable(state, _next_victims(state, limit)), state.counters[LEFT]
+        placed = _take(state, nvme, wanted, is_fresh=False)
+        movement.is_refused = len(wanted) > 0 and not len(placed)
+        has_displaced = state.counters[LEFT] > left and not nvme.queues.is_by_use
+        if movement.is_refused or has_displaced:  # or pages displace one another without end
+            movement.quiet_until = state.tick + limit
+    stripes.limit(None)
+    devices = stripes.devices_of(placed.segment_ids)
+    return [
+        _open(state, nvme, device, placed.chosen(devices == device))
+        for device in np.unique(devices).tolist()
+    ]
+
+
+def take_used(state: State, pages_max: int) -> U32:
+    """Units of blocks in nvme on pages that were used since the last call, in the order of use; of
+    so many pages at most: of the rest next time."""
+    nvme, movement, index = state.nvme, state.movement, state.index
+    if nvme is None or movement.used_until >= state.tick:
+        return NO_BLOCKS
+    stamps = index.stamp[: index.rows.top]
+    pages = np.flatnonzero((stamps > movement.used_until) & nvme.every_page_on())
+    movement.used_until = state.tick
+    if len(pages) > pages_max:
+        movement.used_until = int(np.partition(stamps[pages], pages_max)[pages_max]) - 1
+        pages = pages[stamps[pages] <= movement.used_until]
+    rows = state.blocks.of_pages(index, pages.astype(np.uint32))
+    rows = rows[nvme.holds(rows)]
+    rows = rows[np.argsort(stamps[state.blocks.page.take(rows)], kind="stable")]
+    return state.blocks.cold.take(rows)
+
+
+def note_let_go(state: State, pages: U32) -> None:
+    """No engine holds these pages [n] any more, distinct: what nvme lacks of them is written ahead
+    of need, in either mode; those that it has whole go first when dram needs room."""
+    state.index.let_go[pages] = LetGo.YES
+    state.counters["pages_let_go"] += len(pages)
+    put_first(state, pages)
+    rows = state.blocks.of_pages(state.index, pages)
+    rows = rows[state.dram.holds(rows) & (state.blocks.cold.take(rows) == 0)]
+    if len(rows):
+        owner = int(state.index.namespace[pages[0]])
+        passed_over = state.movement.waiting.note(state.blocks, owner, rows[state.admitted(rows)])
+        state.counters["nvme_blocks_passed_over"] += passed_over
+
+
+def put_first(state: State, pages: U32) -> None:
+    """Of these pages those that are let go and whole in nvme leave dram before all others."""
+    index, table = state.index, state.blocks
+    pages = pages[index.let_go.take(pages) == LetGo.YES]
+    rows = table.of_pages(index, pages)
+    lacking = table.page.take(rows[table.cold.take(rows) == 0])
+    safe = pages[~np.isin(pages, lacking) & (index.first_block.take(pages) != 0)]
+    index.let_go[safe] = LetGo.SAFE
+    state.announce_leaves(state.dram, safe)
 
 
 def _writable(state: State, rows: U32) -> U32:
-    """Those of these blocks in dram that are admitted and not being written already."""
+    """Those of these blocks in dram, each once, that are admitted and not being written already."""
+    _, first = np.unique(rows, return_index=True)
+    rows = rows[np.sort(first)]  # a block may wait twice: since its seal, and since it was let go
     fits = state.admitted(rows)
     if state.movement.demoting:
         fits &= ~np.isin(rows, np.fromiter(state.movement.demoting, np.uint32))
@@ -101,28 +166,54 @@ def _next_victims(state: State, limit_blocks: int) -> U32:
     return rows[np.sort(first)][:limit_blocks]
 
 
-def _take(
-    state: State, nvme: NvmeTier, rows: U32, *, is_fresh: bool
-) -> tuple[U32, list[tuple[U32, U32, U32]]]:
-    """The rows that got a slot, in the order of (segment ids, slots, odd generations) a grant."""
-    if not len(rows):
-        return rows, []
-    bound = _bound(state, nvme, rows, is_fresh=is_fresh)
-    rows = _within_quota(state, nvme, rows, *bound)
-    classes = nvme.class_of_kind.take(state.blocks.kind.take(rows))
-    placed, grants = [np.zeros(0, np.uint32)], []
-    for class_id in np.unique(classes).tolist():
-        mine = rows[classes == class_id]
-        slot_class = nvme.class_of(_kind_of(state, int(mine[0])))
-        assert slot_class is not None
-        for grant in take_slots(state, nvme, slot_class, len(mine), *bound):
-            count = len(grant.slots)
-            ids = np.full(count, grant.segment.segment_id, np.uint32)
-            grants.append((ids, grant.slots, grant.generations))
-            placed.append(mine[:count])
-            mine = mine[count:]
-        state.counters["nvme_blocks_refused"] += len(mine)
-    return np.concatenate(placed), grants
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Placed:
+    """Blocks that have got slots; arrays [n], generations odd."""
+
+    rows: U32
+    segment_ids: U32
+    slots: U32
+    generations: U32
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def columns(self) -> tuple[U32, U32, U32, U32]:
+        """All four."""
+        return self.rows, self.segment_ids, self.slots, self.generations
+
+    def chosen(self, which: Bools) -> _Placed:
+        """Some of them."""
+        return _Placed(*(column[which] for column in self.columns))
+
+
+def _take(state: State, nvme: NvmeTier, rows: U32, *, is_fresh: bool) -> _Placed:
+    """Slots for these blocks, class by class, as far as there is room for them."""
+    parts = [_Placed(*[NO_BLOCKS] * 4)]
+    if len(rows):
+        bound = _bound(state, nvme, rows, is_fresh=is_fresh)
+        rows = _within_quota(state, nvme, rows, *bound)
+        classes = nvme.class_of_kind.take(state.blocks.kind.take(rows))
+        for class_id in np.unique(classes).tolist():
+            mine = rows[classes == class_id]
+            slot_class = nvme.class_of(_kind_of(state, int(mine[0])))
+            assert slot_class is not None
+            grants = take_slots(state, nvme, slot_class, len(mine), *bound)
+            parts.append(_placed(nvme, mine, grants))
+            state.counters["nvme_blocks_refused"] += len(mine) - len(parts[-1])
+    columns = zip(*(part.columns for part in parts), strict=True)
+    return _Placed(*(np.concatenate(column) for column in columns))
+
+
+def _placed(nvme: NvmeTier, rows: U32, grants: Sequence[Grant]) -> _Placed:
+    """The first of these blocks in the granted slots, neighbours on different devices."""
+    ids = [np.full(len(grant.slots), grant.segment.segment_id, np.uint32) for grant in grants]
+    segment_ids = np.concatenate([NO_BLOCKS, *ids])
+    slots = np.concatenate([NO_BLOCKS, *(grant.slots for grant in grants)])
+    generations = np.concatenate([NO_BLOCKS, *(grant.generations for grant in grants)])
+    turn = nvme.cold_pool.stripes.dealt(segment_ids)
+    return _Placed(rows[: len(turn)], segment_ids[turn], slots[turn], generations[turn])
 
 
 def _bound(state: State, nvme: NvmeTier, rows: U32, *, is_fresh: bool) -> tuple[int, U32 | None]:
@@ -165,19 +256,16 @@ def _within_quota(
     return rows[fits]
 
 
-def _open(
-    state: State, nvme: NvmeTier, rows: U32, grants: list[tuple[U32, U32, U32]]
-) -> DemoteWork:
-    segment_ids, slots, writing = (np.concatenate(part) for part in zip(*grants, strict=True))
-    held = rows.astype(np.intp)
-    units = nvme.units_of(held, segment_ids, slots)
-    ticket = DemoteTicket(state.new_id(), held, units, segment_ids, slots)
+def _open(state: State, nvme: NvmeTier, device: int, placed: _Placed) -> DemoteWork:
+    rows, held = placed.rows, placed.rows.astype(np.intp)
+    units = nvme.units_of(held, placed.segment_ids, placed.slots)
+    ticket = DemoteTicket(state.new_id(), held, units, placed.segment_ids, placed.slots)
     state.movement.demotes[ticket.ticket_id] = ticket
     state.movement.demoting.update(rows.tolist())
     state.blocks.leases[held] += np.uint32(1)
     _reserve(state, nvme, held, 1)
     state.note("begin_demote", ticket.ticket_id, len(rows), "blocks")
-    return _work(state, ticket, writing + np.uint32(1))
+    return _work(state, ticket, device, placed.generations + np.uint32(1))
 
 
 def _reserve(state: State, nvme: NvmeTier, rows: Positions, sign: int) -> None:
@@ -194,7 +282,7 @@ def _reserve(state: State, nvme: NvmeTier, rows: Positions, sign: int) -> None:
         state.detached[row].cold_reserved_bytes += sign * int(size)
 
 
-def _work(state: State, ticket: DemoteTicket, generations: U32) -> DemoteWork:
+def _work(state: State, ticket: DemoteTicket, device: int, generations: U32) -> DemoteWork:
     table, index, registry = state.blocks, state.index, state.registry
     rows, places = ticket.rows, state.blocks.place.take(ticket.rows)
     pages, kind_ids = table.page.take(rows), table.kind.take(rows)
@@ -209,6 +297,7 @@ def _work(state: State, ticket: DemoteTicket, generations: U32) -> DemoteWork:
     by_id = state.dram.pool.by_id
     return DemoteWork(
         ticket=ticket.ticket_id,
+        device=device,
         segment_index=np.array([by_id[i].index for i in places["segment"].tolist()], np.uint32),
         offset=first + places["slot"].astype(np.uint64) * step,
         block_bytes=np.array([kind.block_bytes for kind in per_row], np.uint64),
@@ -223,7 +312,7 @@ def _work(state: State, ticket: DemoteTicket, generations: U32) -> DemoteWork:
         lineage=table.lineage.take(rows),
         checksum=column(places["checksum"], np.uint64),
         kinds={kind_id: kind.layout for kind_id, kind in kinds.items()},
-        namespaces={i: (space.namespace, space.max_lineage) for i, space in spaces.items()},
+        namespaces={i: space.known for i, space in spaces.items()},
     )
 
 
@@ -253,6 +342,8 @@ def finish_demote(state: State, ticket_id: int, ok: Bools) -> Bools:
     _reserve(state, nvme, rows, -1)
     stands: Bools = ok & (table.page.take(rows) != 0)
     state.place(nvme, rows[stands].astype(np.uint32), lambda: _set_cold(state, ticket, stands))
+    if state.history.follows_engines:
+        put_first(state, np.unique(table.page.take(rows[stands])))
     if len(lost := np.flatnonzero(~stands)):
         nvme.pool.give(ticket.segment_ids[lost], ticket.slots[lost])
     nvme.cold_pool.back(ticket.segment_ids[stands], ticket.slots[stands])

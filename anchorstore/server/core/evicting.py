@@ -67,7 +67,7 @@ def evict(
 def count_evicted(state: State, tier: Tier, pages: int, left: Left) -> None:
     """Counts pages and blocks that a tier has given up for others."""
     counters, dram = state.counters, tier is state.dram
-    if dram and state.bootstrap is not None:
+    if tier is state.last and state.bootstrap is not None:
         state.bootstrap.evicted()
     suffix = "" if dram else f"_{tier.name}"
     counters[f"pages_evicted{suffix}"] += pages - left.pages_moved
@@ -139,13 +139,22 @@ def _make_room(
     """One rung of the ladder; whether it freed a slot of the class, or retired one."""
     missing_bytes = missing * slot_class.slot_bytes
     scope = Scope(Field.SLOT_CLASS, slot_class.class_id)
+    among: Callable[[U32], Bools] | None = tier.with_room if tier.is_short else None
+
+    def makes_room(page: int) -> bool:
+        rows = state.blocks.of_pages(state.index, np.array([page], np.uint32))
+        return bool(tier.with_room(rows[scope.blocks_in(state, tier, rows)]).any())
+
     made = (
         tier.pool.extend(slot_class)
         or take_colder(state, tier, slot_class, missing, before)
-        or evict(state, tier, scope, missing_bytes, before, None, rather_than) > 0
+        or evict(
+            state, tier, scope, missing_bytes, before, makes_room if among else None, rather_than
+        )
+        > 0
     )
     if not made and slot_class.component in THINNED:
-        made = thin(state, tier, scope, missing_bytes, before) > 0
+        made = thin(state, tier, scope, missing_bytes, before, among) > 0
     if not made and not slot_class.segments:
         made = take_oldest(state, tier, slot_class, before)
     return made

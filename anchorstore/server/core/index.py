@@ -34,7 +34,7 @@ import struct
 import numpy as np
 
 from anchorstore.server.core.columns import Columns, Table
-from anchorstore.server.core.types import U16, U32, U64, Bools, Positions
+from anchorstore.server.core.types import U8, U16, U32, U64, Bools, Positions
 
 count_nonzero = np.count_nonzero  # on bools three times as fast as any() and all()
 
@@ -73,6 +73,8 @@ class PageIndex(Table):
     page: U32
     first_block: U32
     cold_children: U32
+    holders: U64  # this and the next only where engines are mirrored: page_columns.py
+    let_go: U8
 
     COLD_COLUMNS: Columns = (("cold_children", np.uint32, 1),)
 

@@ -14,6 +14,9 @@ entry is a hint: what it says is looked up again when it comes out.  Exact, beca
 - a page whose key may be within the horizon without an entry is *announced*: it became a leaf, it
   was just stored, or its key was lowered.
 
+A page that is `early` goes before all that are not, whatever the policy says; it becomes so by an
+announcement, and ceases by itself.
+
 A policy that drifts is measured anew by every walk, or by every one after `patience_ticks`: a scan
 reads all leaves, so exactness to the tick has its price.
 """
@@ -21,17 +24,32 @@ reads all leaves, so exactness to the tick has its price.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from anchorstore.server.core.policies import Moment, Pages, Policy
-from anchorstore.server.core.types import U32
+from anchorstore.server.core.types import U32, U64
 
 SCAN_LEAVES_MIN = 1024
 NOTHING = -1  # below every key: nothing was scanned
+ENTRIES_MIN = 65_536
+"""A heap of so many entries, or twice the leaves of the last scan, is dropped: most say the same
+page again."""
+
+Rows = U32 | int
+Early = Callable[[Rows], Any]
+"""Which of these page rows, an array or one, are early."""
+ONE, TOP = np.uint64(1), np.uint64(63)
+
+
+def early_first(keys: U64, early: Any) -> U64:
+    """Keys among which those of early pages are the lower half: neighbouring ticks, no more, may
+    become one."""
+    late: U64 = (~early).astype(np.uint64)
+    return (keys >> ONE) | (late << TOP)
 
 
 class Leaves(Protocol):
@@ -60,9 +78,11 @@ class LeafOrder:
         *,
         patience_ticks: int = 0,
         scan_leaves: int = SCAN_LEAVES_MIN,
+        early: Early | None = None,
     ) -> None:
         self.policy = policy  # as the last scan fixed it
-        self._pages, self._leaves = pages, leaves
+        self._pages, self._leaves, self._early = pages, leaves, early
+        self._entries_max = ENTRIES_MIN
         self._patience_ticks, self._scan_leaves = patience_ticks, scan_leaves
         self._heap: list[tuple[int, int]] = []  # (key, page row)
         self._horizon = NOTHING
@@ -71,15 +91,37 @@ class LeafOrder:
 
     def key(self, page: int) -> int:
         """A page's key, as the last scan measures."""
-        return self.policy.key(self._pages, page)
+        key = self.policy.key(self._pages, page)
+        return key if self._early is None else key >> 1 | (not self._early(page)) << 63
 
     def lowest_key(self, pages: U32) -> int:
         """Of these pages [n], at least one."""
-        return int(self.policy.keys(self._pages, pages).min())
+        return int(self._keys(pages).min())
+
+    def _keys(self, pages: U32) -> U64:
+        keys = self.policy.keys(self._pages, pages)
+        return keys if self._early is None else early_first(keys, self._early(pages))
 
     def announce(self, page: int) -> None:
         """`page` may have become a leaf of this scope, or its key may have fallen."""
         self._enter(self.key(page), page)
+
+    def announce_all(self, pages: U32) -> None:
+        """The same of many pages at once."""
+        self._exhausted = NOTHING
+        if self._horizon == NOTHING:
+            return
+        keys = self._keys(pages)
+        near = keys <= np.uint64(self._horizon)
+        for entry in zip(keys[near].tolist(), pages[near].tolist(), strict=True):
+            heapq.heappush(self._heap, entry)
+        if len(self._heap) > self._entries_max:
+            self._forget()
+
+    def _forget(self) -> None:
+        """The next walk scans anew."""
+        self._heap.clear()
+        self._horizon = self._exhausted = NOTHING
 
     def first(self, now: Moment) -> int:
         """The page that would go first, busy or not; 0 where there is none."""
@@ -93,8 +135,7 @@ class LeafOrder:
         """Goes through the leaves in order; see Walk."""
         if self.policy.drifts and now.tick > self._measured + self._patience_ticks:
             self._measured = now.tick
-            self._heap.clear()
-            self._horizon = self._exhausted = NOTHING
+            self._forget()
         return Walk(self, now)
 
     def _enter(self, key: int, page: int) -> None:
@@ -124,7 +165,8 @@ class LeafOrder:
         rows = self._leaves.rows()
         if self._horizon == NOTHING:
             self.policy = self.policy.fixed(self._pages, rows, now)
-        keys = self.policy.keys(self._pages, rows)
+        keys = self._keys(rows)
+        self._entries_max = max(ENTRIES_MIN, 2 * len(rows))
         if self._horizon != NOTHING:
             beyond = keys > np.uint64(self._horizon)
             rows, keys = rows[beyond], keys[beyond]

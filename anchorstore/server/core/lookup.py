@@ -146,27 +146,16 @@ def touch(state: State, session: Session, hashes: bytes) -> None:
     """Uses pages that were read without a lookup; those that are gone change nothing."""
     keys = requests.hash_columns(state.config, hashes)
     if session.record.enabled:
-        pages = np.unique(state.index.probe(session.record.namespace_id, keys))
-        pages = pages[pages != 0]
+        pages = state.index.probe(session.record.namespace_id, keys)
+        state.counters["pages_touched"] += use_pages(state, pages[pages != 0])
+
+
+def use_pages(state: State, pages: U32) -> int:
+    """Uses these pages, each once, whatever their order; returns how many they are."""
+    pages = np.unique(pages)
+    if len(pages):
         _use(state, pages[np.argsort(state.index.page.take(pages), kind="stable")])
-        state.counters["pages_touched"] += len(pages)
-
-
-def pin(state: State, session: Session, hashes: bytes, now: float) -> int:
-    """Leases whatever these pages hold in dram; 0 where that is nothing."""
-    pages = np.unique(
-        state.index.probe(session.record.namespace_id, requests.hash_columns(state.config, hashes))
-    )
-    rows = state.blocks.of_pages(state.index, pages[pages != 0])
-    rows = rows[state.dram.holds(rows)]
-    if not len(rows) or not session.record.enabled:
-        return 0
-    _check_leases(state, session, len(rows))
-    held = rows.astype(np.intp)
-    state.blocks.leases[held] += np.uint32(1)
-    lease = state.leases.open(session.session_id, held, (rows,), (0,), (0,), now)
-    session.leases.add(lease.lease_id)
-    return lease.lease_id
+    return len(pages)
 
 
 def end_lease(state: State, lease_id: int) -> None:

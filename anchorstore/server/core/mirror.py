@@ -24,14 +24,24 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from anchorstore.server.core.mirror_tables import (
+    DOOMED,
+    FREE,
+    SEALED,
+    WRITING,
+    CopySegment,
+    KnownSlots,
+    groups,
+)
 from anchorstore.server.core.types import U32, U64, Bools, FormatSegment, Gone
-from anchorstore.tiers.slab import Slab
-from anchorstore.transport.segment import PLACE, Places, SegmentShape, slot_bytes_of
+from anchorstore.transport.segment import (
+    DEVICE_IDS_FROM,
+    PLACE,
+    Places,
+    SegmentShape,
+    slot_bytes_of,
+)
 
-IDS_FROM = 1 << 31
-"""Segments of dram have ids below, those of hbm from here on."""
-
-_FREE, _DOOMED, _WRITING, _SEALED = range(4)  # doomed: written for a block that is gone
 _SEEN_MAX = 255
 
 
@@ -73,75 +83,42 @@ class MirrorWork:
         return len(self.slots)
 
 
-class _Known:
-    """What is known of one dram segment's slots; arrays [slots], grown as slots are seen.
+class Mirror:
+    """See the module.  Calls leave the invariants that check() walks; one thread calls.
 
-    `home` is the position of the copy's segment plus 1, 0 where there is none; `at` its slot.
+    Args:
+        ids: of segments, from DEVICE_IDS_FROM on; the mirrors of one daemon share them.
     """
 
-    def __init__(self) -> None:
-        self.generation = self.home = self.at = np.zeros(0, np.uint32)
-        self.seen = np.zeros(0, np.uint8)
-
-    def grow(self, slots: int) -> None:
-        if slots > len(self.seen):
-            more = max(slots, 2 * len(self.seen)) - len(self.seen)
-            for name in ("generation", "home", "at", "seen"):
-                setattr(self, name, np.pad(getattr(self, name), (0, more)))
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.home.any() or self.seen.any())
-
-
-class _Segment:
-    """One segment of hbm with slots of one size; arrays [slots]."""
-
-    def __init__(self, index: int, segment_id: int, shape: SegmentShape, generation: int) -> None:
-        self.index, self.segment_id, self.shape = index, segment_id, shape
-        self.slab = Slab(shape.slots, generation)
-        self.source = np.zeros(shape.slots, PLACE)
-        self.state = np.zeros(shape.slots, np.uint8)
-        self.stamp = np.zeros(shape.slots, np.uint64)
-
-    @property
-    def is_still(self) -> bool:
-        """Whether no slot is being written."""
-        return not self.written.any()
-
-    @property
-    def linked(self) -> Bools:
-        """Slots whose block knows of them."""
-        return np.asarray(self.state >= _WRITING)
-
-    @property
-    def written(self) -> Bools:
-        """Slots that an open ticket writes."""
-        return np.asarray((self.state == _WRITING) | (self.state == _DOOMED))
-
-
-class Mirror:
-    """See the module.  Calls leave the invariants that check() walks; one thread calls."""
-
-    def __init__(self, config: MirrorConfig) -> None:
+    def __init__(self, config: MirrorConfig, ids: Iterator[int] | None = None) -> None:
         self.config = config
         self.counters: collections.Counter[str] = collections.Counter()
-        self._ids = itertools.count(IDS_FROM)
+        self._ids = itertools.count(DEVICE_IDS_FROM) if ids is None else ids
         self._tickets = itertools.count(1)
         self._tick = 0
         self._open: dict[int, MirrorWork] = {}
-        self._known: dict[int, _Known] = {}
-        self._segments: dict[int, _Segment] = {}
+        self._known: dict[int, KnownSlots] = {}
+        self._segments: dict[int, CopySegment] = {}
 
     @property
     def blocks(self) -> int:
         """Copies that can be found."""
-        return sum(int((s.state == _SEALED).sum()) for s in self._segments.values())
+        return sum(int((s.state == SEALED).sum()) for s in self._segments.values())
 
     @property
     def used_bytes(self) -> int:
         """Slots that are taken, in bytes."""
         return sum(s.slab.used * s.shape.slot_bytes for s in self._segments.values())
+
+    @property
+    def segments_free(self) -> int:
+        """Segments that hold no size yet."""
+        return self.config.segments - len(self._segments)
+
+    @property
+    def writing(self) -> int:
+        """Copies on their way."""
+        return sum(map(len, self._open.values()))
 
     # ---- reading ----
 
@@ -150,39 +127,41 @@ class Mirror:
         is none."""
         found = np.zeros(len(places), PLACE)
         self._tick += 1
+        for segment, rows, at in self._copies(places):
+            found["segment"][rows], found["slot"][rows] = segment.segment_id, at
+            found["generation"][rows] = segment.slab.generations_of(at)
+            found["checksum"][rows] = places["checksum"][rows]
+            segment.stamp[at] = self._tick
+            self.counters["copies_found"] += len(rows)
+        return found
+
+    def holds(self, places: Places) -> Bools:
+        """Which of these blocks [n] have a copy; nothing is used by the question."""
+        held = np.zeros(len(places), np.bool_)
+        for _, rows, _ in self._copies(places):
+            held[rows] = True
+        return held
+
+    def _copies(self, places: Places) -> Iterator[tuple[CopySegment, npt.NDArray[np.intp], U32]]:
+        """Copies that can be read: their segment, whose they are (rows of `places`), their slots
+        there."""
         for known, rows in self._by_source(places):
             slots = places["slot"][rows]
             inside = slots < len(known.seen)
             rows, slots = rows[inside], slots[inside]
             same = known.generation[slots] == places["generation"][rows]
-            for index in np.unique(known.home[slots[same]]).tolist():
-                if index:
-                    self._fill(found, places, known, rows[same], self._segments[index - 1])
-        self.counters["copies_found"] += int(np.count_nonzero(found["segment"]))
-        return found
+            rows, slots = rows[same], slots[same]
+            for home, mine in groups(known.home[slots]):
+                if home:
+                    segment, at = self._segments[home - 1], known.at[slots[mine]]
+                    sealed = segment.state[at] == SEALED
+                    yield segment, rows[mine[sealed]], at[sealed]
 
-    def _fill(
-        self,
-        found: Places,
-        places: Places,
-        known: _Known,
-        rows: npt.NDArray[np.intp],
-        segment: _Segment,
-    ) -> None:
-        mine = rows[known.home[places["slot"][rows]] == segment.index + 1]
-        at = known.at[places["slot"][mine]]
-        sealed = segment.state[at] == _SEALED
-        mine, at = mine[sealed], at[sealed]
-        found["segment"][mine], found["slot"][mine] = segment.segment_id, at
-        found["generation"][mine] = segment.slab.generations_of(at)
-        found["checksum"][mine] = places["checksum"][mine]
-        segment.stamp[at] = self._tick
-
-    def _by_source(self, places: Places) -> Iterator[tuple[_Known, npt.NDArray[np.intp]]]:
-        for segment_id in np.unique(places["segment"]).tolist():
+    def _by_source(self, places: Places) -> Iterator[tuple[KnownSlots, npt.NDArray[np.intp]]]:
+        for segment_id, rows in groups(places["segment"]):
             known = self._known.get(segment_id)
             if known is not None:
-                yield known, np.flatnonzero(places["segment"] == segment_id)
+                yield known, rows
 
     # ---- copying ----
 
@@ -192,12 +171,12 @@ class Mirror:
         if not len(places) or not shape.slots:
             return None
         for segment_id in np.unique(places["segment"]).tolist():
-            self._known.setdefault(segment_id, _Known())
+            self._known.setdefault(segment_id, KnownSlots())
         chosen = [rows[self._saw(known, places[rows])] for known, rows in self._by_source(places)]
         rows = np.sort(np.concatenate(chosen))[: self.config.batch_blocks]
         return self._take(places[rows], shape, block_bytes) if len(rows) else None
 
-    def _saw(self, known: _Known, places: Places) -> Bools:
+    def _saw(self, known: KnownSlots, places: Places) -> Bools:
         """Which of a dram segment's blocks [n] are due for a copy."""
         slots = places["slot"]
         known.grow(int(slots.max()) + 1)
@@ -226,7 +205,7 @@ class Mirror:
             return None
         columns = np.concatenate(indices), np.concatenate(slots), np.concatenate(generations)
         kept = sources[: len(columns[0])]
-        offsets = np.array([shape.offset(slot) for slot in columns[1].tolist()], np.uint64)
+        offsets = shape.offsets(columns[1])
         work = MirrorWork(
             next(self._tickets), formats, kept, *columns[:2], offsets, columns[2], block_bytes
         )
@@ -235,30 +214,29 @@ class Mirror:
         return work
 
     def _mark(self, work: MirrorWork) -> None:
-        for source, index, slot in zip(
-            work.sources, work.segment_indices.tolist(), work.slots.tolist(), strict=True
-        ):
-            segment, known = self._segments[index], self._known[int(source["segment"])]
-            segment.source[slot], segment.state[slot] = source, _WRITING
-            segment.stamp[slot] = self._tick
-            known.home[source["slot"]], known.at[source["slot"]] = index + 1, slot
+        for index, rows in groups(work.segment_indices):
+            segment, slots = self._segments[index], work.slots[rows]
+            segment.source[slots], segment.state[slots] = work.sources[rows], WRITING
+            segment.stamp[slots] = self._tick
+        for segment_id, rows in groups(work.sources["segment"]):
+            known, at = self._known[segment_id], work.sources["slot"][rows]
+            known.home[at], known.at[at] = work.segment_indices[rows] + 1, work.slots[rows]
 
     def finish(self, ticket: int, moved: Bools) -> None:
         """Blocks moved[n] of the work have arrived; the others get no copy for now."""
         work = self._open.pop(ticket, None)
         if work is None:
             return  # from before a clear()
-        for index in np.unique(work.segment_indices).tolist():
-            rows = work.segment_indices == index
+        for index, rows in groups(work.segment_indices):
             segment, slots = self._segments[index], work.slots[rows]
-            arrived = moved[rows] & (segment.state[slots] == _WRITING)
-            segment.state[slots[arrived]] = _SEALED
+            arrived = moved[rows] & (segment.state[slots] == WRITING)
+            segment.state[slots[arrived]] = SEALED
             failed = slots[~arrived]
             self.counters["copies_made"] += int(arrived.sum())
             self.counters["copies_failed"] += len(failed)
-            unwanted = failed[segment.state[failed] == _WRITING]
+            unwanted = failed[segment.state[failed] == WRITING]
             self._unlink(segment, unwanted)
-            self._give(segment, failed)
+            segment.give(failed)
 
     # ---- losing ----
 
@@ -278,31 +256,27 @@ class Mirror:
         self._known.clear()
         self._segments.clear()
 
-    def _drop(self, known: _Known, slots: U32) -> None:
+    def _drop(self, known: KnownSlots, slots: U32) -> None:
         """Forgets what was known of a dram segment's slots [n]."""
         copied = slots[known.home[slots] != 0]
-        homes, at = known.home[copied], known.at[copied]
-        for index in np.unique(homes).tolist():
-            segment, mine = self._segments[index - 1], at[homes == index]
-            writing = segment.state[mine] == _WRITING
-            segment.state[mine[writing]] = _DOOMED
-            self._give(segment, mine[~writing])
+        for home, rows in groups(known.home[copied]):
+            segment, mine = self._segments[home - 1], known.at[copied[rows]]
+            writing = segment.state[mine] == WRITING
+            segment.state[mine[writing]] = DOOMED
+            segment.give(mine[~writing])
+            self.counters["copies_dropped"] += len(mine)
         known.home[slots], known.seen[slots] = 0, 0
 
-    def _unlink(self, segment: _Segment, slots: U32) -> None:
+    def _unlink(self, segment: CopySegment, slots: U32) -> None:
         """The blocks that these slots hold have no copy any more."""
-        for source in segment.source[slots]:
-            known = self._known[int(source["segment"])]
-            known.home[source["slot"]], known.seen[source["slot"]] = 0, 0
-
-    @staticmethod
-    def _give(segment: _Segment, slots: U32) -> None:
-        segment.state[slots] = _FREE
-        segment.slab.give(slots)
+        sources = segment.source[slots]
+        for segment_id, rows in groups(sources["segment"]):
+            known, at = self._known[segment_id], sources["slot"][rows]
+            known.home[at], known.seen[at] = 0, 0
 
     # ---- room ----
 
-    def _of_size(self, slot_bytes: int) -> list[_Segment]:
+    def _of_size(self, slot_bytes: int) -> list[CopySegment]:
         return [s for s in self._segments.values() if s.shape.slot_bytes == slot_bytes]
 
     def _make_room(self, shape: SegmentShape, count: int, formats: list[FormatSegment]) -> bool:
@@ -314,7 +288,7 @@ class Mirror:
         stalest = self._stalest_beyond_its_share(shape.slot_bytes)
         if stalest is None:
             return self._evict(self._of_size(shape.slot_bytes), count)
-        sealed = np.flatnonzero(stalest.state == _SEALED).astype(np.uint32)
+        sealed = np.flatnonzero(stalest.state == SEALED).astype(np.uint32)
         self._unlink(stalest, sealed)
         self.counters["copies_evicted"] += len(sealed)
         worn = stalest.slab.is_worn
@@ -325,13 +299,13 @@ class Mirror:
     def _format(
         self, index: int, shape: SegmentShape, generation: int, *, fresh_memory: bool
     ) -> FormatSegment:
-        made = _Segment(index, next(self._ids), shape, generation)
+        made = CopySegment(index, next(self._ids), shape, generation)
         self._segments[index] = made
         return FormatSegment(
             index, made.segment_id, shape.slot_bytes, shape.slots, generation, fresh_memory
         )
 
-    def _stalest_beyond_its_share(self, slot_bytes: int) -> _Segment | None:
+    def _stalest_beyond_its_share(self, slot_bytes: int) -> CopySegment | None:
         """A segment of another size that has more than its share, where this size has less."""
         held = collections.Counter(s.shape.slot_bytes for s in self._segments.values())
         share = max(1, self.config.segments // len({*held, slot_bytes}))
@@ -346,12 +320,12 @@ class Mirror:
         ]
         return min(others, key=lambda segment: int(segment.stamp.max()), default=None)
 
-    def _evict(self, segments: list[_Segment], count: int) -> bool:
+    def _evict(self, segments: list[CopySegment], count: int) -> bool:
         """Gives up the copies used least recently, but none that is used right now."""
         rows = [
             (segment, slots := np.flatnonzero(idle).astype(np.uint32), segment.stamp[slots])
             for segment in segments
-            if (idle := (segment.state == _SEALED) & (segment.stamp < self._tick)).any()
+            if (idle := (segment.state == SEALED) & (segment.stamp < self._tick)).any()
         ]
         if not rows:
             return False
@@ -364,9 +338,9 @@ class Mirror:
             start += len(stamp)
         return True
 
-    def _retire(self, segment: _Segment, slots: U32) -> None:
+    def _retire(self, segment: CopySegment, slots: U32) -> None:
         self._unlink(segment, slots)
-        self._give(segment, slots)
+        segment.give(slots)
         self.counters["copies_evicted"] += len(slots)
 
     # ---- invariants ----
@@ -375,7 +349,7 @@ class Mirror:
         """Violations of what must always hold."""
         found = []
         for index, segment in self._segments.items():
-            taken = np.flatnonzero(segment.state != _FREE).astype(np.uint32)
+            taken = np.flatnonzero(segment.state != FREE).astype(np.uint32)
             found += [f"hbm segment {index}: {text}" for text in segment.slab.check(taken)]
             for slot in np.flatnonzero(segment.linked).tolist():
                 source = segment.source[slot]
@@ -392,6 +366,6 @@ class Mirror:
         if linked != held:
             found.append(f"{linked} blocks know of a copy, {held} copies are held")
         written = sum(int(segment.written.sum()) for segment in self._segments.values())
-        if written != sum(map(len, self._open.values())):
+        if written != self.writing:
             found.append(f"{written} slots are being written, not those of the open tickets")
         return found

@@ -129,6 +129,7 @@ class Movement:
         is_paused: the shell cannot write at present.
         is_refused: nvme had no room for what eviction would drop next.
         quiet_until: the tick before which it is not asked again.
+        used_until: the tick up to which the journals know what was used.
     """
 
     def __init__(self, queue_blocks: int) -> None:
@@ -140,3 +141,4 @@ class Movement:
         self.is_paused = False
         self.is_refused = False
         self.quiet_until = 0
+        self.used_until = 0

@@ -4,7 +4,8 @@
 
     stored    uses, created, priority, sealed_second        in the index, only where a policy or an
                                                             admission reads them; onward, where
-                                                            runs are known (runs.py)
+                                                            runs are known (runs.py); holders,
+                                                            let_go, where engines are mirrored
     derived   bytes (of a page's slots in the tier), segment_pages
 
 A page is *born* when its row is made; a use counts when a lookup hits it or a writer offers it.
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorstore.server.core.columns import Columns
+from anchorstore.server.core.engines import LetGo
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.policies import Moment, PrivatePages
 from anchorstore.server.core.runs import Runs
@@ -33,6 +35,8 @@ STORED: dict[str, npt.DTypeLike] = {
     "priority": np.int16,
     "sealed_second": np.uint32,
     "onward": np.uint32,
+    "holders": np.uint64,
+    "let_go": np.uint8,
 }
 NOTHING: U32 = np.zeros(0, np.uint32)
 USES_MAX = np.uint16(2**16 - 1)
@@ -64,6 +68,8 @@ class PageHistory:
             "priority": priority,
             "sealed_second": int(max(0.0, now.seconds)),
             "onward": 0,
+            "holders": 0,
+            "let_go": LetGo.NOT,
         }
         for name in self._has:
             getattr(self._index, name)[pages] = values[name]
@@ -73,6 +79,16 @@ class PageHistory:
         if self.counts_uses:
             uses: U16 = self._index.uses  # type: ignore[attr-defined]
             uses[pages] = np.minimum(uses.take(pages), USES_MAX - 1) + np.uint16(1)
+
+    @property
+    def follows_engines(self) -> bool:
+        """Whether it is known which engines hold a page."""
+        return "holders" in self._has
+
+    def warmed(self, pages: U32) -> None:
+        """These pages [n] are used, by whomever: 0 for none."""
+        if self.follows_engines:
+            self._index.let_go[pages] = LetGo.NOT
 
     def raised(self, pages: U32, priority: int) -> None:
         """A writer with this priority has offered these pages."""

@@ -8,6 +8,7 @@ tier continues them), so a path shrinks from its end and never gets a hole in th
 
     Scope        what room is wanted for: a slot class, a component, a namespace
     LeafQueues   a tier's: one LeafOrder a scope (leaf_order.py), in the tier's policy (policies.py)
+                 but for what no engine holds any more: that may leave dram first (events.py)
                        |
     take_leaves  walks it and takes what may go       next_leaves  what that would be, and no more
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from anchorstore.server.core.leaf_order import LeafOrder
+from anchorstore.server.core.leaf_order import Early, LeafOrder
 from anchorstore.server.core.policies import Lru, Policy
 from anchorstore.server.core.types import U32, Bools
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 QUEUES_MAX = 64
+PASSED_MAX = 4_096
+"""Pages that a rule keeps from going before a walk gives up."""
+
 PATIENCE_TICKS = 16_384
 """How long an order holds whose keys drift: measuring anew reads all leaves."""
 
@@ -167,9 +171,9 @@ class LeafQueues:
     """A tier's orders: one a scope, made when first needed.  Only a cache: dropping them loses
     nothing."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.is_by_use = isinstance(policy, Lru)
+    def __init__(self, policy: Policy, early: Early | None = None) -> None:
+        self.policy, self._early = policy, early
+        self.is_by_use = isinstance(policy, Lru) and early is None
         self.by_scope: dict[Scope, tuple[LeafOrder, ScopeLeaves]] = {}
 
     def of(self, state: State, tier: Tier, scope: Scope) -> tuple[LeafOrder, ScopeLeaves]:
@@ -179,7 +183,11 @@ class LeafQueues:
                 self.by_scope.clear()
             leaves = ScopeLeaves(state, tier, scope)
             order = LeafOrder(
-                self.policy, tier.columns_of(self.policy), leaves, patience_ticks=PATIENCE_TICKS
+                self.policy,
+                tier.columns_of(self.policy),
+                leaves,
+                patience_ticks=PATIENCE_TICKS,
+                early=self._early,
             )
             self.by_scope[scope] = order, leaves
         return self.by_scope[scope]
@@ -206,6 +214,11 @@ class LeafQueues:
             for order in others:
                 order.announce(page)
 
+    def announce_all(self, pages: U32) -> None:
+        """The same of many pages [n]."""
+        for order, _ in self.by_scope.values() if len(pages) else ():
+            order.announce_all(pages)
+
 
 def take_leaves(
     state: State,
@@ -220,9 +233,9 @@ def take_leaves(
     them; and the holes that go with those.
 
     Only pages last used before tick `before`, or, where `rather_than` names pages, those that would
-    go before any of these; a page with a busy block, one that `may_go` refuses,
-    and one of a namespace's reserved share, is passed over.  They count as out of the tier; the
-    caller takes their blocks out at once (`State.leave`).
+    go before any of these; a page with a busy block, one that `may_go` refuses, and one of a
+    namespace's reserved share, is passed over: where there is a `may_go`, at most PASSED_MAX.  They
+    count as out of the tier; the caller takes their blocks out at once (`State.leave`).
 
     A path goes page by page, each a leaf once the one behind it is gone; only where that ends
     matters to other scopes.
@@ -237,6 +250,7 @@ def take_leaves(
     if want_bytes <= 0:
         return chosen, holes
     limit: int | None = None
+    passed = 0
     with order.walk(state.moment) as walk:
         for page in walk:
             if rather_than is not None:
@@ -251,6 +265,9 @@ def take_leaves(
                 continue
             if leaves.busy or not all(rule(page) for rule in rules):
                 walk.keep(page)
+                passed += may_go is not None
+                if passed >= PASSED_MAX:
+                    break
             else:
                 want_bytes -= leaves.room_bytes
                 chosen.append(page)

@@ -27,7 +27,7 @@ another domain it must have no holders (sessions that mapped it) and asks for fr
 old mapping ever shows another tenant's bytes.  Fresh memory also comes where a slot has run out of
 generations: they start anew.
 
-The nvme tier has a pool of its own kind (cold_pool.py).
+The nvme tier has a pool of its own kind, with a *lane* of segments a device (cold_pool.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -51,8 +52,8 @@ class SlotClass:
     """Segments that can serve one another's blocks.
 
     `kinds` counts the kinds that use it, `patience_slots` the slots that it evicts for itself
-    before it looks for a colder segment again.  `roomy` is a heap of the segment ids that may
-    have a free slot, each once.
+    before it looks for a colder segment again.  `roomy` is, for each lane of the pool, a heap of
+    the segment ids that may have a free slot, each once.
     """
 
     class_id: int
@@ -62,7 +63,7 @@ class SlotClass:
     segments: list[Segment] = dataclasses.field(default_factory=list)
     kinds: int = 0
     patience_slots: int = 0
-    roomy: list[int] = dataclasses.field(default_factory=list)
+    roomy: list[list[int]] = dataclasses.field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, Component, int]:
@@ -116,17 +117,20 @@ class Shape(Protocol):
 
 
 class Pool:
-    """All segments of a tier; this one is dram's."""
+    """All segments of a tier; this one is dram's: one lane of them."""
 
     def __init__(
-        self, segments: int, segment_bytes: int, component_share: Mapping[Component, float]
+        self, lanes: Sequence[int], segment_bytes: int, component_share: Mapping[Component, float]
     ) -> None:
-        self.segments = segments
+        self.segments = sum(lanes)
         self.segment_bytes = segment_bytes
         self.component_share = component_share
         self.classes: dict[tuple[str, Component, int], SlotClass] = {}
         self.by_id: dict[int, Segment] = {}
-        self.unused = list(range(segments))[::-1]
+        stops = list(itertools.accumulate(lanes))
+        self.unused = [
+            list(range(stop - size, stop))[::-1] for size, stop in zip(lanes, stops, strict=True)
+        ]
         self.formats: list[FormatSegment] = []  # work for the shell, handed out by begin_seal
         self._gone: dict[tuple[str, int], Bools] = {}  # slots by segment; handed out by take_gone
         self._held = dict.fromkeys(Component, 0)  # segments
@@ -158,9 +162,13 @@ class Pool:
     def capacity_bytes(self, component: Component) -> int:
         """Slots that the component holds, and the segments that it may still take."""
         more = self.allowed_segments(component) - self._held[component]
-        return (
-            self._held_bytes[component] + max(0, min(more, len(self.unused))) * self.segment_bytes
-        )
+        more = max(0, min(more, self.unused_segments))
+        return self._held_bytes[component] + more * self.segment_bytes
+
+    @property
+    def unused_segments(self) -> int:
+        """Segments that no class holds."""
+        return sum(map(len, self.unused))
 
     def used_bytes(self, component: Component) -> int:
         """Slots that are taken: sealed, being written, or kept by a lease."""
@@ -172,7 +180,9 @@ class Pool:
         """The slot class, made where it is new."""
         key = (domain, component, slot_bytes)
         if key not in self.classes:
-            self.classes[key] = SlotClass(self._next_class_id, *key)
+            self.classes[key] = SlotClass(
+                self._next_class_id, *key, roomy=[[] for _ in self.unused]
+            )
             self._next_class_id += 1
         return self.classes[key]
 
@@ -184,13 +194,17 @@ class Pool:
     # ---- slots ----
 
     def take(self, slot_class: SlotClass, count: int) -> list[Grant]:
-        """Up to `count` free slots of the class, for writing: the lowest segment's first."""
-        grants = []
-        while count and slot_class.roomy:
-            segment = self.by_id[slot_class.roomy[0]]
+        """Up to `count` free slots of the class, for writing."""
+        return self._take_from(slot_class, 0, count)
+
+    def _take_from(self, slot_class: SlotClass, lane: int, count: int) -> list[Grant]:
+        """The same from one lane: the lowest segment's first."""
+        grants, roomy = [], slot_class.roomy[lane]
+        while count and roomy:
+            segment = self.by_id[roomy[0]]
             here = min(count, segment.slab.free)
             if here == segment.slab.free:
-                heapq.heappop(slot_class.roomy)
+                heapq.heappop(roomy)
                 segment.is_roomy = False
             if here:
                 slots, generations = segment.slab.take(here)
@@ -211,8 +225,23 @@ class Pool:
 
     def _note_roomy(self, segment: Segment) -> None:
         if segment.slab.free and not segment.is_roomy:
-            heapq.heappush(segment.slot_class.roomy, segment.segment_id)
+            heapq.heappush(self._roomy(segment), segment.segment_id)
             segment.is_roomy = True
+
+    def _not_roomy(self, segment: Segment) -> None:
+        if segment.is_roomy:
+            roomy = self._roomy(segment)
+            roomy.remove(segment.segment_id)
+            heapq.heapify(roomy)
+            segment.is_roomy = False
+
+    def _roomy(self, segment: Segment) -> list[int]:
+        """The heap that a segment belongs in."""
+        return segment.slot_class.roomy[self.lane_of(segment.index)]
+
+    def lane_of(self, index: int) -> int:
+        """The lane of a segment, by its index."""
+        return 0
 
     def _count_used(self, segment: Segment, slots: int) -> None:
         """So many more slots of the segment are taken."""
@@ -249,9 +278,11 @@ class Pool:
     def extend(self, slot_class: SlotClass) -> bool:
         """Rules 1 and 2: gives the class a segment that nobody misses; False where none is."""
         component = slot_class.component
-        if self.unused and self.held_segments(component) < self.allowed_segments(component):
-            self._format(self.unused.pop(), slot_class, 0, fresh_memory=False, holders=set())
-            return True
+        if self.held_segments(component) < self.allowed_segments(component):
+            lane = self._lane_for_more()
+            if lane is not None:
+                self._begin_segment(slot_class, lane)
+                return True
         for segment_id in sorted(self._empty):
             segment = self.by_id[segment_id]
             other = segment.slot_class is not slot_class or not segment.slab.free  # all worn out
@@ -260,6 +291,14 @@ class Pool:
                 self.pass_on(segment, slot_class)
                 return True
         return False
+
+    def _lane_for_more(self) -> int | None:
+        """The lane that the next unused segment comes from; None where there is none."""
+        return 0 if self.unused[0] else None
+
+    def _begin_segment(self, slot_class: SlotClass, lane: int) -> None:
+        """Gives the class an unused segment of the lane."""
+        self._format(self.unused[lane].pop(), slot_class, 0, fresh_memory=False, holders=set())
 
     def can_pass(self, segment: Segment, slot_class: SlotClass) -> bool:
         """Whether the segment, once empty, may serve this class."""
@@ -286,9 +325,7 @@ class Pool:
         """Takes an empty segment out of its class."""
         old = segment.slot_class
         old.segments.remove(segment)
-        if segment.is_roomy:
-            old.roomy.remove(segment.segment_id)
-            heapq.heapify(old.roomy)
+        self._not_roomy(segment)
         self._held[old.component] -= 1
         self._held_bytes[old.component] -= segment.bytes
         self._empty.discard(segment.segment_id)

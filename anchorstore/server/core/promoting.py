@@ -27,6 +27,10 @@ from anchorstore.server.core.state import State
 from anchorstore.server.core.types import U8, Bools, Positions, column
 from anchorstore.server.core.work import PromoteWork, Promotion
 
+PROMOTING_PART = 4
+"""Of the pool: what several promotions of one namespace may fill is one in so many, where other
+namespaces are in use."""
+
 RANK: U8 = np.zeros(max(Component) + 1, np.uint8)
 """By component: what is read first."""
 for _rank, _component in enumerate((Component.ANCHOR, Component.STATE, Component.KV)):
@@ -48,7 +52,7 @@ def promote(state: State, record: NamespaceRecord, plan: Plan) -> Promotion | No
             return None
         joined.add(work.ticket)
     state.counters["lookups_promoting"] += 1
-    return Promotion(work, tuple(sorted(joined)), plan.boundary)
+    return Promotion(record.namespace_id, work, tuple(sorted(joined)), plan.boundary)
 
 
 def _in_order(state: State, rows: Positions) -> Positions:
@@ -62,6 +66,8 @@ def _begin(
     table, dram = state.blocks, state.dram
     kind_ids = table.kind.take(rows)
     wanted_bytes = int(dram.slot_bytes_of_kind.take(kind_ids).sum())
+    if not _is_modest(state, record, wanted_bytes):
+        return None
     if not _fits_quota(state, record, wanted_bytes, before):
         return None
     segment_ids, slots, generations = (np.zeros(len(rows), np.uint32) for _ in range(3))
@@ -88,6 +94,18 @@ def _begin(
     state.movement.promoting.update(dict.fromkeys(rows.tolist(), ticket.ticket_id))
     state.note("promote", ticket.ticket_id, len(rows), "blocks")
     return _work(state, ticket)
+
+
+def _is_modest(state: State, record: NamespaceRecord, wanted_bytes: int) -> bool:
+    """Whether the namespace leaves memory to others, if there are any, while it is read for: one
+    promotion may have any size, several together no more than a part of the pool."""
+    tickets = state.movement.promotes.values()
+    mine = sum(ticket.reserved_bytes for ticket in tickets if ticket.record is record)
+    pool_bytes = state.dram.pool.segments * state.dram.pool.segment_bytes
+    if not mine or mine + wanted_bytes <= pool_bytes // PROMOTING_PART:
+        return True
+    others = (it.sessions for it in state.registry.namespaces.values() if it is not record)
+    return not any(others)
 
 
 def _fits_quota(state: State, record: NamespaceRecord, wanted_bytes: int, before: int) -> bool:
@@ -120,6 +138,7 @@ def _work(state: State, ticket: PromoteTicket) -> PromoteWork:
     step = np.array([kind.slot_bytes for kind in kinds], np.uint64)
     return PromoteWork(
         ticket=ticket.ticket_id,
+        namespace_id=ticket.record.namespace_id,
         domain=ticket.record.namespace.domain,
         formats=state.dram.pool.take_formats(),
         segment_index=np.array([by_id[i].index for i in ticket.segment_ids.tolist()], np.uint32),

@@ -50,6 +50,9 @@ def status(state: State) -> StoreStatus:
             **state.counters,
             "reserved_pages": state.reserved_pages,
             "leased_blocks": state.leases.blocks_named,
+            "engines": len(state.engines.deadlines),
+            "pinned_pages": state.engines.pinned_pages,
+            "pinned_bytes": state.engines.pinned_bytes,
         },
         tiers=tiers,
         demotes_in_flight=len(state.movement.demotes),
@@ -70,7 +73,7 @@ def _tier_status(state: State, tier: Tier) -> TierStatus:
         pool.segments * pool.segment_bytes,
         sum(pool.used_bytes(component) for component in Component),
         pool.segments,
-        len(pool.unused),
+        pool.unused_segments,
         [_component_status(state, tier, component) for component in Component],
     )
 
@@ -138,6 +141,7 @@ def _page_status(state: State, row: int, children: int) -> PageStatus:
                 lineage=int(state.blocks.lineage[block]),
                 leases=int(state.blocks.leases[block]),
                 bytes=int(tiers[0].slot_bytes_of_kind[kind.kind_id]),
+                place=state.blocks.place[block : block + 1].copy(),
                 tiers=tuple(tier.name for tier in tiers),
             )
         )
@@ -155,10 +159,14 @@ def explain(state: State, root: bytes, hashes: bytes) -> Explanation:
         kind for kind in state.registry.kinds.values() if kind.key[0] == record.namespace.domain
     ]
     found = state.blocks.find(state.index, pages, [kind.kind_id for kind in kinds])
-    lines = [
-        _kind_line(state, kind, rows) for kind, rows in zip(kinds, found, strict=True) if rows.any()
-    ]
-    return Explanation(len(keys), present, lines, _ending(record, pages, held, present, len(lines)))
+    shown = [(kind, rows) for kind, rows in zip(kinds, found, strict=True) if rows.any()]
+    return Explanation(
+        len(keys),
+        present,
+        [_kind_line(state, kind, rows) for kind, rows in shown],
+        _ending(record, pages, held, present, len(shown)),
+        [state.blocks.place.take(rows[rows != 0]) for _, rows in shown],
+    )
 
 
 def _kind_line(state: State, kind: Kind, rows: U32) -> str:

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anchorstore.keys import Namespace
 from anchorstore.layout import Layout
 from anchorstore.server.core.blocks import CHAIN_LIMIT
 from anchorstore.server.core.pool import SlotClass
@@ -31,11 +30,12 @@ from anchorstore.server.core.state import State
 from anchorstore.server.core.store_config import ANY_LINEAGE, UNIT_BYTES
 from anchorstore.server.core.tier import NvmeTier
 from anchorstore.server.core.types import U32, U64, Bools
-from anchorstore.server.core.work import Restored
+from anchorstore.server.core.work import KnownNamespace, Restored
 
 Entries = npt.NDArray[Any]
-"""Structured [n]: path_hash u64[4], parent_hash u64[4], checksum u64, unit, generation and page
-u32, namespace and kind (positions in the lists beside), lineage u8.  Others are ignored."""
+"""Structured [n], what was used last in the end: path_hash u64[4], parent_hash u64[4], checksum
+u64, unit, generation and page u32, namespace and kind (positions in the lists beside), lineage u8.
+Others are ignored."""
 
 AT_ONCE = 16_384  # pages: bounds the memory that filing and probing take on the side
 
@@ -58,11 +58,11 @@ class _Sieve:
 
 def restore(
     state: State,
-    namespaces: Sequence[tuple[Namespace, int]],
+    namespaces: Sequence[KnownNamespace],
     layouts: Sequence[Layout],
     entries: Entries,
 ) -> Restored:
-    """Takes over what the nvme tier holds; `namespaces` with their max_lineage."""
+    """Takes over what the nvme tier holds."""
     nvme = state.nvme
     state.ensure(nvme is not None, "a restart without an nvme tier")
     state.ensure(not len(state.index) and not nvme_used(state), "a restart of a store in use")
@@ -70,11 +70,13 @@ def restore(
     sieve = _Sieve(entries)
     known = (entries["namespace"] < len(namespaces)) & (entries["kind"] < len(layouts))
     sieve.keep(known, "unknown")
+    _turn_off(state, namespaces)
     records = _records(state, namespaces, sieve)
     kinds = _kinds(state, records, layouts, sieve)
     _sieve_places(nvme, kinds, sieve)
     rows = _pages(state, records, sieve)
     rows = _sieve_blocks(state, rows, kinds, sieve)
+    _stamp(state, rows)
     _adopt(nvme, kinds, sieve.entries)
     _blocks(state, nvme, rows, records, kinds, sieve.entries)
     _link(state, rows, records, sieve.entries)
@@ -93,8 +95,17 @@ def nvme_used(state: State) -> int:
     return len(state.nvme.pool.by_id) if state.nvme else 0
 
 
+def _turn_off(state: State, namespaces: Sequence[KnownNamespace]) -> None:
+    """Kill switches that were on are on again, whether there are blocks or not."""
+    for namespace, max_lineage, enabled in namespaces:
+        root = namespace.root_digest()
+        if not enabled and root not in state.registry.namespaces:
+            bound = min(max_lineage, ANY_LINEAGE)
+            state.registry.new_namespace(namespace, root, bound).enabled = False
+
+
 def _records(
-    state: State, namespaces: Sequence[tuple[Namespace, int]], sieve: _Sieve
+    state: State, namespaces: Sequence[KnownNamespace], sieve: _Sieve
 ) -> dict[int, NamespaceRecord]:
     """Position -> record, for the namespaces that have entries, as many as are allowed.  One that
     is named twice counts under its first position."""
@@ -102,10 +113,12 @@ def _records(
     first: dict[bytes, int] = {}
     known_as = np.arange(len(namespaces), dtype=np.uint32)
     for position in np.unique(sieve.entries["namespace"]).tolist():
-        namespace, max_lineage = namespaces[position]
+        namespace, max_lineage, _ = namespaces[position]
         root, bound = namespace.root_digest(), min(max_lineage, ANY_LINEAGE)
         known_as[position] = first.setdefault(root, position)
-        if first[root] == position and len(records) < state.config.max_namespaces:
+        if first[root] == position and root in state.registry.namespaces:
+            records[position] = state.registry.namespaces[root]
+        elif first[root] == position and len(records) < state.config.max_namespaces:
             records[position] = state.registry.new_namespace(namespace, root, bound)
     sieve.entries = sieve.entries.copy()
     sieve.entries["namespace"] = known_as[sieve.entries["namespace"]]
@@ -197,8 +210,8 @@ def _last_of(keys: U64) -> Bools:
 
 
 def _pages(state: State, records: Mapping[int, NamespaceRecord], sieve: _Sieve) -> U32:
-    """Page row of each entry [n], made in the entries' order; entries that disagree with the first
-    one about their page's number are dropped."""
+    """Page row of each entry [n]; entries that disagree with the first one about their page's
+    number are dropped."""
     index, made = state.index, []
     for position, record in records.items():
         mine = np.flatnonzero(sieve.entries["namespace"] == position)
@@ -225,18 +238,26 @@ def _pages(state: State, records: Mapping[int, NamespaceRecord], sieve: _Sieve) 
 
 
 def _insert(state: State, record: NamespaceRecord, hashes: U64, numbers: U32) -> U32:
-    """Rows for distinct pages, stamped in their order."""
+    """Rows for distinct pages."""
     parts: list[U32] = [np.zeros(0, np.uint32)]
     for start in range(0, len(hashes), AT_ONCE):
         stop = start + AT_ONCE
         made = state.index.insert(
             record.namespace_id, hashes[start:stop], numbers[start:stop], state.tick
         )
-        state.touch(made)
-        state.history.born(made, state.moment, 0)
         parts.append(made)
     record.pages += len(hashes)
     return np.concatenate(parts)
+
+
+def _stamp(state: State, rows: U32) -> None:
+    """Pages as used in the order of their last entries, whosever they are."""
+    last = rows[_last_of(rows.astype(np.uint64))]
+    for start in range(0, len(last), AT_ONCE):
+        pages = last[start : start + AT_ONCE]
+        state.touch(pages)
+        state.history.born(pages, state.moment, 0)
+    state.movement.used_until = state.tick
 
 
 def _sieve_blocks(

@@ -25,10 +25,12 @@ import numpy as np
 from anchorstore.errors import CapacityFull, InvalidRequest, SpecMismatch, UnknownSession
 from anchorstore.keys import Namespace
 from anchorstore.layout import Component, Layout
+from anchorstore.server.core.engines import Engine
 from anchorstore.server.core.leases import Deadlines
 from anchorstore.server.core.pool import SlotClass
 from anchorstore.server.core.store_config import cold_slot_bytes_of
 from anchorstore.server.core.types import ANY_LINEAGE, U8, U64, StoreConfig
+from anchorstore.server.core.work import KnownNamespace
 from anchorstore.transport.segment import layout_key, slot_bytes_of
 
 if TYPE_CHECKING:
@@ -90,7 +92,13 @@ class NamespaceRecord:
     kept_bytes: int = 0  # that others never evict
     cold_kept_bytes: int = 0
     pages: int = 0
+    engines: int = 0  # bits of the engines whose holdings are known: engines.py
     sessions: set[bytes] = dataclasses.field(default_factory=set)
+
+    @property
+    def known(self) -> KnownNamespace:
+        """What is kept over a restart."""
+        return KnownNamespace(self.namespace, self.max_lineage, self.enabled)
 
     def stores(self, lineage: int) -> bool:
         """Whether blocks of this lineage are taken."""
@@ -123,7 +131,7 @@ class Reservation:
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """One engine's attachment."""
+    """One engine's attachment.  `engine` once it has told of its own cache."""
 
     session_id: bytes
     name: str
@@ -133,6 +141,7 @@ class Session:
     connections: int = 0
     reservations: dict[int, Reservation] = dataclasses.field(default_factory=dict)
     leases: set[int] = dataclasses.field(default_factory=set)
+    engine: Engine | None = None
     alive: bool = True
 
 
@@ -201,6 +210,7 @@ class Registry:
     def detach(self, session: Session) -> None:
         """Takes out a session whose leases and reservations have ended."""
         assert not session.leases and not session.reservations, session.name
+        assert session.engine is None, session.name
         session.alive = False
         del self.sessions[session.session_id]
         self.idle.drop(session.session_id)

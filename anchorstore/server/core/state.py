@@ -29,6 +29,7 @@ import numpy as np
 
 from anchorstore.server.core.admission import Always
 from anchorstore.server.core.blocks import Blocks
+from anchorstore.server.core.engines import Engines
 from anchorstore.server.core.index import PageIndex
 from anchorstore.server.core.leases import Deadlines, Leases
 from anchorstore.server.core.moving import Left, Movement
@@ -81,13 +82,15 @@ class State(Story):
         more = columns_for(config.page_columns())
         self.index = PageIndex(secret, more + (PageIndex.COLD_COLUMNS if shape else ()))
         self.history = PageHistory(self.index)
-        self.bootstrap = Bootstrap() if isinstance(config.policy, FlopAware) else None
         self.blocks = Blocks(Blocks.COLD_COLUMNS if shape else ())
         self.dram = DramTier(self.index, self.blocks, config)
         self.nvme = NvmeTier(self.index, self.blocks, shape) if shape else None
         self.tiers: tuple[Tier, ...] = (self.dram, self.nvme) if self.nvme else (self.dram,)
+        self.last = self.tiers[-1]  # what leaves it is to be computed again
+        self.bootstrap = Bootstrap() if isinstance(self.last.queues.policy, FlopAware) else None
         self.registry = Registry(config, self.tiers)
         self.leases = Leases(config.read_ttl_seconds)
+        self.engines = Engines(config.engine_ttl_seconds)
         self.reservations: Deadlines[int] = Deadlines(config.write_ttl_seconds)
         self.reservation_by_id: dict[int, Reservation] = {}
         self.reserved_pages = 0  # of all of them
@@ -267,8 +270,7 @@ class State(Story):
     def announce_leaves(self, tier: Tier, pages: U32) -> None:
         """Pages that have got a block in the tier: where they are leaves, the orders look at
         them."""
-        for page in pages[tier.children.take(pages) == 0].tolist():
-            tier.queues.announce(page)
+        tier.queues.announce_all(pages[tier.children.take(pages) == 0])
 
     def by_owner(self, blocks: U32) -> Iterator[tuple[NamespaceRecord, U32]]:
         """Attached blocks, namespace by namespace."""
@@ -384,6 +386,7 @@ class State(Story):
         """One use of a path: its pages [n] get new stamps, rising along the path, so that no two
         pages ever share one.  Returns the first: whatever is older was not part of this use."""
         self.use_times.note(self.tick + 1, self.seconds)
+        self.history.warmed(pages)
         rest = self.history.cut(pages)
         for rows in (rest, pages) if len(rest) else (pages,):
             first, self.tick = self.tick + 1, self.tick + len(rows)

@@ -21,9 +21,10 @@ from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import Layout
 from anchorstore.server.core import (
-    audit,
     demoting,
     devices,
+    ending,
+    events,
     evicting,
     promoting,
     reports,
@@ -32,7 +33,7 @@ from anchorstore.server.core import (
     sealing,
 )
 from anchorstore.server.core import lookup as reading
-from anchorstore.server.core.audit import BlockTable
+from anchorstore.server.core.audit import Audit
 from anchorstore.server.core.check import violations
 from anchorstore.server.core.planning import Plans, Reach
 from anchorstore.server.core.policies import Policy
@@ -46,6 +47,7 @@ from anchorstore.server.core.types import (
     U64,
     BlockColumns,
     Bools,
+    EventsResult,
     Explanation,
     Gone,
     LookupResult,
@@ -58,7 +60,7 @@ from anchorstore.server.core.types import (
     StoreConfig,
     StoreStatus,
 )
-from anchorstore.server.core.work import DemoteWork, Restored
+from anchorstore.server.core.work import DemoteWork, KnownNamespace, Restored
 
 
 class Store:
@@ -70,6 +72,7 @@ class Store:
         self.boot_id = boot_id
         self._state = State(config, boot_id + secret)
         self._plans = Plans()
+        self.audit = Audit(self._state)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -123,25 +126,15 @@ class Store:
         self._state.ensure(session.connections > 0, "more connections closed than opened")
         session.connections -= 1
         if not session.connections:
-            self._end(session)
+            ending.end_session(self._state, session)
 
     def is_open(self, session_id: bytes) -> bool:
         """Whether the session has not ended; no use of it."""
         return session_id in self._state.registry.sessions
 
     def end_session(self, session_id: bytes, now: float) -> None:
-        """Ends the session with its leases and reservations."""
-        self._end(self._session(session_id, now))
-
-    def _end(self, session: Session) -> None:
-        state = self._state
-        for lease_id in list(session.leases):
-            reading.end_lease(state, lease_id)
-        for reservation in list(session.reservations.values()):
-            reserving.abort(state, reservation)
-        state.registry.detach(session)
-        state.counters["sessions_ended"] += 1
-        state.note("end", session.session_id.hex(), session.name)
+        """Ends the session with its leases, reservations and pins."""
+        ending.end_session(self._state, self._session(session_id, now))
 
     # ---- writing ----
 
@@ -258,16 +251,18 @@ class Store:
         """Pages [32 n bytes] that were read without a lookup, for the eviction's order."""
         reading.touch(self._state, self._session(session_id, now), hashes)
 
-    def pin(self, session_id: bytes, hashes: bytes, now: float) -> int:
-        """Keeps what these pages [32 n bytes] hold in dram from eviction, as an engine uses them: a
-        lease without places, renewed and released like any other; 0 where nothing is held."""
-        return reading.pin(self._state, self._session(session_id, now), hashes, now)
+    def note_events(
+        self, session_id: bytes, kinds: U8, hashes: bytes, is_cleared: bool, now: float
+    ) -> EventsResult:
+        """What the session's engine tells of its own cache: one `Event` a path hash; events.py."""
+        session = self._session(session_id, now)
+        return events.note(self._state, session, kinds, hashes, is_cleared, now)
 
     # ---- nvme ----
 
     def restore(
         self,
-        namespaces: Sequence[tuple[Namespace, int]],
+        namespaces: Sequence[KnownNamespace],
         layouts: Sequence[Layout],
         entries: Entries,
     ) -> Restored:
@@ -279,10 +274,13 @@ class Store:
         """Sealed blocks that wait to be written to nvme."""
         return len(self._state.movement.waiting)
 
-    def begin_demote(self, limit_blocks: int, now: float) -> DemoteWork | None:
+    def begin_demote(
+        self, limit_blocks: int, now: float, room: Sequence[int] | None = None
+    ) -> list[DemoteWork]:
         """What to write to nvme next, at most so many blocks: what was sealed lately, then what
-        dram would give up next.  The shell writes, then calls finish_demote with the ticket."""
-        return demoting.begin_demote(self._state, limit_blocks)
+        dram would give up next.  `room` says how many each device may take, None for any number.
+        The shell writes each work, then calls finish_demote with its ticket."""
+        return demoting.begin_demote(self._state, limit_blocks, room)
 
     def finish_demote(self, ticket: int, ok: Bools, now: float) -> Bools:
         """Ends a DemoteWork; returns which blocks [n] have a place in nvme now, for the journal.
@@ -297,6 +295,10 @@ class Store:
         """Units whose blocks have gone since the last call, for the journal."""
         nvme = self._state.nvme
         return np.zeros(0, np.uint32) if nvme is None else nvme.cold_pool.take_gone_units()
+
+    def take_cold_used(self, pages_max: int) -> U32:
+        """Units whose blocks were used since the last call, in order of use, for the journal."""
+        return demoting.take_used(self._state, pages_max)
 
     def close_segments(self, segment_ids: Iterable[int]) -> None:
         """These segments of nvme get no more blocks: their device cannot be written."""
@@ -314,17 +316,8 @@ class Store:
     # ---- time and pressure ----
 
     def expire(self, now: float) -> None:
-        """Ends leases, reservations and idle sessions whose time is over."""
-        state = self._state
-        for lease_id in state.leases.deadlines.due(now):
-            reading.end_lease(state, lease_id)
-            state.counters["leases_expired"] += 1
-        for reservation_id in state.reservations.due(now):
-            reserving.close(state, state.reservation_by_id[reservation_id])
-            state.counters["reservations_expired"] += 1
-        for session_id in state.registry.idle.due(now):
-            self._end(state.registry.sessions[session_id])
-            state.counters["sessions_expired"] += 1
+        """Ends leases, reservations, idle sessions and silent engines whose time is over."""
+        ending.expire(self._state, now)
 
     def evict_step(self, now: float, limit_blocks: int) -> int:
         """Watermark work, about `limit_blocks` blocks a tier at most; returns how many went."""
@@ -332,7 +325,7 @@ class Store:
         return evicting.evict_step(self._state, limit_blocks)
 
     def take_window(self) -> Window | None:
-        """The requests by which to tune a flop-aware dram tier (tuning.py): once, when there are
+        """The requests by which to tune a flop-aware last tier (tuning.py): once, when there are
         enough of them; else None."""
         bootstrap = self._state.bootstrap
         if bootstrap is None or not bootstrap.is_full:
@@ -341,15 +334,19 @@ class Store:
         return bootstrap.window()
 
     def follow(self, policy: Policy) -> None:
-        """Evicts from dram in this order from now on.  It reads the columns of the one before."""
-        self._state.dram.queues.follow(policy)
+        """Evicts from the last tier in this order from now on: of the same columns as before."""
+        self._state.last.queues.follow(policy)
+
+    @property
+    def last_tier(self) -> tuple[Policy, int]:
+        """Order and bytes of the tier that decides what is to be computed again: nvme where there
+        is one, since what leaves dram alone is only read again."""
+        last = self._state.last
+        return last.queues.policy, last.pool.segments * last.pool.segment_bytes
 
     def next_deadline(self) -> float | None:
         """When `expire` has work next."""
-        state = self._state
-        lines = (state.leases.deadlines, state.reservations, state.registry.idle)
-        ends = [end for line in lines if (end := line.next_deadline()) is not None]
-        return min(ends, default=None)
+        return ending.next_deadline(self._state)
 
     # ---- operators ----
 
@@ -365,25 +362,20 @@ class Store:
         """How far a prefix matches and why it ends there."""
         return reports.explain(self._state, root, hashes)
 
-    def set_enabled(self, root: bytes, enabled: bool) -> str:
+    def set_enabled(self, root: bytes, enabled: bool) -> KnownNamespace:
         """The kill switch: a namespace that is off misses every lookup, declines every write.
-        Returns its domain."""
+        Returns what is to be kept of it over a restart."""
         record = self._state.registry.namespace_of_root(root)
         record.enabled = enabled
         self._state.note("enabled" if enabled else "disabled", root.hex())
         self._state.registry.forget_namespace_if_idle(record)
-        return record.namespace.domain
+        return record.known
 
     def remove(self, root: bytes, path_hash: bytes | None) -> Removed:
         """Removes a namespace's blocks, or those of one page and of all that continue it."""
         if path_hash is not None and len(path_hash) != DIGEST_BYTES:
             raise InvalidRequest(f"path hash has {len(path_hash)} bytes, must have 32")
         return reports.remove(self._state, root, path_hash)
-
-    def sealed_blocks(self, cursor: int, limit: int) -> tuple[BlockTable, int]:
-        """Where up to `limit` sealed blocks lie, from `cursor` on (start with 0), and the next
-        cursor, 0 at the end."""
-        return audit.sealed_blocks(self._state, cursor, limit)
 
     def check(self) -> list[str]:
         """Every invariant of the store, walked; violations in words, [] where all is well."""

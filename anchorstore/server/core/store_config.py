@@ -54,6 +54,7 @@ class NvmeShape:
     Attributes:
         segments: segments of all devices together.
         segment_bytes: size of each, a multiple of 4 KiB.
+        devices: how many of them each device has, in order; () for one device.
         component_share, high_watermark, low_watermark: as StoreConfig's.
         ahead: whether every sealed block is written, soon ("behind"); else only what eviction
             would drop next ("demote").
@@ -75,8 +76,11 @@ class NvmeShape:
     reserves: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     policy: Policy | None = None
     admission: Admission | None = None
+    devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.devices:
+            assert min(self.devices) > 0 and sum(self.devices) == self.segments, self.devices
         assert self.segments > 0 and self.segment_bytes > 0 and self.queue_blocks > 0, self
         assert self.segment_bytes % UNIT_BYTES == 0, f"segments of {self.segment_bytes} bytes"
         units = (self.segments + 1) * self.segment_units
@@ -122,6 +126,11 @@ class StoreConfig:
         policy: the order of eviction from dram; None for lru.
         mirrors_sglang: whether that order shall be SGLang's to the page: only a writer's offer
             counts as a use, and runs of pages are known (runs.py), for 4 bytes a page.
+        mirrors_engines: whether pages that no engine holds any more leave dram first, once nvme
+            has them (events.py); 9 bytes a page, where there is nvme.
+        engine_ttl_seconds: life of what an engine has said, after its last batch of events.
+        max_pins: pages that one session's engine pins.
+        pin_share: part of the pool's bytes that pins of all engines may take together.
         nvme: the second tier, if there is one.
     """
 
@@ -148,6 +157,10 @@ class StoreConfig:
     default_max_lineage: int = 16
     policy: Policy | None = None
     mirrors_sglang: bool = False
+    mirrors_engines: bool = False
+    engine_ttl_seconds: float = 60.0
+    max_pins: int = 4096
+    pin_share: float = 0.25
     nvme: NvmeShape | None = None
 
     def __post_init__(self) -> None:
@@ -155,13 +168,14 @@ class StoreConfig:
             *("segments", "segment_bytes", "read_ttl_seconds", "write_ttl_seconds"),
             *("session_ttl_seconds", "max_sessions", "max_namespaces", "max_layouts"),
             *("max_pages", "max_reservations", "max_leases", "max_sessions_per_domain"),
-            *("max_reserved_pages", "max_leased_blocks"),
+            *("max_reserved_pages", "max_leased_blocks", "engine_ttl_seconds", "max_pins"),
         ):
             assert getattr(self, name) > 0, f"{name} is {getattr(self, name)}, must be above 0"
         assert self.max_layouts <= 255, f"max_layouts is {self.max_layouts}, limit 255"
         _check_marks(self.low_watermark, self.high_watermark)
         _check_shares(self.component_share)
         assert 0 <= self.default_max_lineage <= ANY_LINEAGE, self.default_max_lineage
+        assert 0 <= self.pin_share <= 1, f"pin_share is {self.pin_share}, must be in [0, 1]"
         assert self.default_quota_bytes >= 0 and all(q >= 0 for q in self.quotas.values())
 
     def quota_bytes(self, domain: str, model: str) -> int:
@@ -169,7 +183,8 @@ class StoreConfig:
         return self.quotas.get((domain, model), self.default_quota_bytes)
 
     def page_columns(self) -> set[str]:
-        """Columns of pages that policies, the admission and runs need."""
+        """Columns of pages that policies, the admission, runs and engines' events need."""
         readers = [self.policy, *((self.nvme.policy, self.nvme.admission) if self.nvme else ())]
         names = {name for reader in readers if reader is not None for name in reader.columns}
-        return names | ({"onward"} if self.mirrors_sglang else set())
+        names |= {"onward"} if self.mirrors_sglang else set()
+        return names | ({"holders", "let_go"} if self.mirrors_engines and self.nvme else set())

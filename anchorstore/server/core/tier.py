@@ -16,6 +16,7 @@ left every tier is forgotten (state.py).
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,9 @@ from anchorstore.layout import Component
 from anchorstore.server.core.admission import Admission, Always
 from anchorstore.server.core.blocks import Blocks
 from anchorstore.server.core.cold_pool import ColdPool
+from anchorstore.server.core.engines import LetGo
 from anchorstore.server.core.index import PageIndex
+from anchorstore.server.core.leaf_order import Rows
 from anchorstore.server.core.page_columns import TierColumns
 from anchorstore.server.core.policies import Lru, Pages, Policy
 from anchorstore.server.core.policy import LeafQueues
@@ -113,6 +116,15 @@ class Tier(abc.ABC):
     def closed(self, blocks: U32) -> Bools:
         """Which blocks that have a place here lie in such segments."""
         return np.zeros(len(blocks), np.bool_)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether some segments may get no block at this moment."""
+        return False
+
+    def with_room(self, blocks: U32) -> Bools:
+        """Which blocks that have a place here lie where another may be written at this moment."""
+        return np.ones(len(blocks), np.bool_)
 
     @abc.abstractmethod
     def segments_of(self, blocks: U32) -> U32:
@@ -209,9 +221,14 @@ class DramTier(Tier):
     name = "dram"
 
     def __init__(self, index: PageIndex, blocks: Blocks, config: StoreConfig) -> None:
-        pool = Pool(config.segments, config.segment_bytes, config.component_share)
+        pool = Pool([config.segments], config.segment_bytes, config.component_share)
         super().__init__(index, blocks, pool, config)
         self.alone = config.nvme is None
+        if "let_go" in config.page_columns():
+            self.queues = LeafQueues(config.policy or Lru(), self._goes_early)
+
+    def _goes_early(self, pages: Rows) -> Any:
+        return self.index.let_go[pages] == LetGo.SAFE
 
     def class_of(self, kind: Kind) -> SlotClass:
         return kind.slot_class
@@ -276,6 +293,7 @@ class NvmeTier(Tier):
         self.admission = shape.admission or Always()
         self.cold_pool = ColdPool(shape)
         super().__init__(index, blocks, self.cold_pool, shape)
+        self._follows_engines = hasattr(index, "let_go")
 
     def class_of(self, kind: Kind) -> SlotClass | None:
         return kind.cold_class
@@ -304,6 +322,15 @@ class NvmeTier(Tier):
         ids = np.array(sorted(self.cold_pool.closed), np.uint32)
         return np.isin(self.segments_of(blocks), ids)
 
+    @property
+    def is_short(self) -> bool:
+        return self.cold_pool.stripes.is_short
+
+    def with_room(self, blocks: U32) -> Bools:
+        stripes = self.cold_pool.stripes
+        having = np.array([stripes.has_room(device) for device in range(len(stripes))], np.bool_)
+        return having[stripes.devices_of(self.segments_of(blocks))]
+
     def segments_of(self, blocks: U32) -> U32:
         return self.blocks.cold.take(blocks) // np.uint32(self.shape.segment_units)
 
@@ -331,6 +358,9 @@ class NvmeTier(Tier):
         self.blocks.in_dram_alone += int(np.count_nonzero(self.blocks.segment[blocks]))
         self.blocks.cold[blocks] = 0
         self.blocks.version += 1
+        if self._follows_engines:
+            pages, let_go = self.blocks.page.take(blocks), self.index.let_go
+            let_go[pages] = np.minimum(let_go.take(pages), LetGo.YES)
 
     def charge(self, record: NamespaceRecord, size: int) -> None:
         record.cold_bytes += size

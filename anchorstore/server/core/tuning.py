@@ -6,9 +6,10 @@
     the first eviction at n            until 5 n                 each alpha of a grid serves the
                                                                  window once; the most work saved
 
-A cache that is not full yet says nothing about eviction, so the window runs to five times the
-requests that came before the first eviction (as in Marconi, arXiv 2411.19379), or to its bounds.
-Replaying takes a second or so: the shell does it away from the requests, once.
+It is the last tier's: what leaves memory for nvme costs no work, only a read, so recency is right
+there.  A cache that is not full yet says nothing about eviction, so the window runs to five times
+the requests that came before the first eviction (as in Marconi, arXiv 2411.19379), or to its
+bounds.  Replaying takes a second or so: the shell does it away from the requests, once.
 """
 
 from __future__ import annotations

@@ -49,6 +49,16 @@ class Miss(enum.IntEnum):
     COLD = 6
 
 
+class Event(enum.IntEnum):
+    """What an engine says of a page in its own cache.  Numbers of the schema's EventKind."""
+
+    STORED = 1
+    REMOVED = 2
+    TOUCHED = 3
+    PINNED = 4
+    UNPINNED = 5
+
+
 class Verdict(enum.IntEnum):
     """Answer of reserve, per page and layout."""
 
@@ -225,6 +235,21 @@ class LookupResult:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class EventsResult:
+    """What became of a batch of an engine's events.
+
+    Attributes:
+        unknown: events of pages that are not here; they change nothing.
+        refused: pins beyond a limit.
+        is_new: nothing was known of this engine before, or no more: it has been silent.
+    """
+
+    unknown: int
+    refused: int
+    is_new: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ComponentStatus:
     """One component's part of the pool."""
 
@@ -293,7 +318,7 @@ class StoreStatus:
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockStatus:
     """One sealed block, for operators.  `bytes` are those of its slot in the fastest of its
-    `tiers`."""
+    `tiers`; `place` [1] is the one in dram, segment 0 where it has none."""
 
     component: Component
     layout_digest: bytes
@@ -301,6 +326,7 @@ class BlockStatus:
     lineage: int
     leases: int
     bytes: int
+    place: Places
     tiers: tuple[str, ...] = ("dram",)
 
 
@@ -324,12 +350,14 @@ class PageList:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """How far a prefix matches and why it ends there."""
+    """How far a prefix matches and why it ends there.  `places` has, for each line of
+    `components`, where those blocks lie in dram [n]; segment 0 where one does not."""
 
     pages_asked: int
     pages_present: int
     components: list[str]
     ends_because: str
+    places: list[Places]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

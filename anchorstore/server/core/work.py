@@ -14,28 +14,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from anchorstore.keys import Namespace
 from anchorstore.layout import Layout
 from anchorstore.server.core.types import U8, U16, U32, U64, FormatSegment
 
 
+class KnownNamespace(NamedTuple):
+    """What of a namespace is kept over a restart."""
+
+    namespace: Namespace
+    max_lineage: int
+    enabled: bool = True
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DemoteWork:
-    """Work: copy blocks from dram to nvme, then finish_demote(ticket), exactly once.
+    """Work: copy blocks from dram to one device of nvme, then finish_demote(ticket), exactly once.
 
     The dram slots stay as they are until then.
 
     Attributes:
+        device: its place among NvmeShape.devices.
         segment_index, offset, block_bytes: where each lies in dram.
         unit, generation: its nvme slot, and the even number that the slot's footer shall show.
         page, parent_hash u64[n, 4], path_hash u64[n, 4]: its place in the tree; the parent is
             zero where it is not known.
-        kind_id, namespace_id: keys of `kinds` and `namespaces` (namespace and its max_lineage).
+        kind_id, namespace_id: keys of `kinds` and `namespaces`.
         layout_key, lineage, checksum: as in the record of the dram slot.
     """
 
     ticket: int
+    device: int
     segment_index: U32
     offset: U64
     block_bytes: U64
@@ -50,7 +61,7 @@ class DemoteWork:
     lineage: U8
     checksum: U64
     kinds: Mapping[int, Layout]
-    namespaces: Mapping[int, tuple[Namespace, int]]
+    namespaces: Mapping[int, KnownNamespace]
 
     def __len__(self) -> int:
         return len(self.unit)
@@ -63,7 +74,7 @@ class PromoteWork:
     byte has moved: who waits may be answered earlier, by a lookup of dram alone.
 
     Attributes:
-        domain: of all blocks.
+        namespace_id, domain: of all blocks.
         segment_index, segment_id, slot, offset, block_bytes: where each goes.
         generation: odd: what the slot's record shows meanwhile; + 1 once the bytes are proven.
         unit, cold_generation: its nvme slot, and what the slot's footer must show.
@@ -72,6 +83,7 @@ class PromoteWork:
     """
 
     ticket: int
+    namespace_id: int
     domain: str
     formats: list[FormatSegment]
     segment_index: U32
@@ -93,9 +105,11 @@ class PromoteWork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Promotion:
-    """What a lookup waits for: all `tickets`; `work` is the one that it has begun itself, None
-    where every block is being read already.  `boundary_pages` is what it then finds."""
+    """What a lookup of a namespace waits for: all `tickets`; `work` is the one that it has begun
+    itself, None where every block is being read already.  `boundary_pages` is what it then finds.
+    """
 
+    namespace_id: int
     work: PromoteWork | None
     tickets: tuple[int, ...]
     boundary_pages: int

@@ -75,6 +75,7 @@ class NvmeDevice:
 
     Attributes:
         segments, segment_bytes: the data area.
+        limits: of its queue.
         recovered: what the journal held, until `recover` hands it over.
     """
 
@@ -92,6 +93,7 @@ class NvmeDevice:
         self.name, self.base_unit = file.name, base_unit
         self.segments, self.segment_bytes = superblock.segments, superblock.segment_bytes
         self._file, self.data_offset = file, superblock.data_offset
+        self.limits = options.limits
         self._device_key = nvme_format.device_key_of(superblock.device_id)
         self._recovered = recovered
         self.health = Health(file.name, options.retry_seconds, clock, log)
@@ -232,6 +234,11 @@ class NvmeDevice:
         """Units whose blocks are no more; as in plans."""
         if self.journal:
             self.journal.note_gone(units - np.uint32(self.base_unit))
+
+    def note_used(self, units: npt.NDArray[np.uint32]) -> None:
+        """Units whose blocks were used, in the order of use; as in plans."""
+        if self.journal:
+            self.journal.note_used(units - np.uint32(self.base_unit))
 
     def flush(self) -> Future[None]:
         """Done when everything noted before is on the device, or never will be."""

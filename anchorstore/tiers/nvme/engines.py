@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 from anchorstore.tiers.nvme.health import Health
-from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, Place, Run
+from anchorstore.tiers.nvme.jobs import Run, Scratch
 from anchorstore.tiers.nvme.plans import Status
 from anchorstore.tiers.nvme.scheduler import Scheduler
-from anchorstore.tiers.nvme.seam import FileSeam, aligned
+from anchorstore.tiers.nvme.seam import FileSeam
 
 
 class Engine(Protocol):
@@ -43,27 +43,36 @@ EngineFactory = Callable[[FileSeam, Scheduler, Health, int], Engine]
 """File, scheduler, health and depth; OSError where the kernel does not allow it."""
 
 
-def conclude(
-    scheduler: Scheduler, health: Health, run: Run, places: list[Place], code: int
-) -> None:
-    """Ends a run with the kernel's answer: 0, or an error number."""
-    job = run.job
-    if code and run.stop - run.start > 1:
-        scheduler.again(run)
-        return
-    if code:
-        health.failed(job.is_write, code)
-        job.status[run.start] = Status.FAILED
-    else:
-        try:
-            job.complete(run, places)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
-            job.error = error
-        health.worked(job.is_write)
-    scheduler.ended(run)
+class Landed(NamedTuple):
+    """A run that the kernel is done with."""
+
+    run: Run
+    scratch: Scratch
+    code: int  # 0, or an error number
 
 
-def advanced(buffers: Sequence[Any], count: int) -> list[Any]:
+def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> None:
+    """Judges runs and ends them, or has a failed one tried again block by block."""
+    ended = []
+    for run, scratch, code in runs:
+        job = run.job
+        if code and len(run) > 1:
+            scheduler.again(run)
+            continue
+        if code:
+            health.failed(job.is_write, code)
+            job.settle(run, Status.FAILED)
+        else:
+            try:
+                job.judge(run, scratch)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+                job.error = error
+            health.worked(job.is_write)
+        ended.append(run)
+    scheduler.ended(ended)
+
+
+def advanced(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
     """What is left of the buffers after `count` bytes."""
     left = []
     for buffer in buffers:
@@ -76,10 +85,11 @@ def advanced(buffers: Sequence[Any], count: int) -> list[Any]:
     return left
 
 
-def move(file: FileSeam, run: Run, places: list[Place]) -> int:
+def move(file: FileSeam, run: Run, scratch: Scratch) -> int:
     """Moves all bytes of a run; 0, or the error number that ended it."""
     job = run.job
-    buffers, offset = job.prepare(run, places), job.offset_of(run)
+    job.fill(run, scratch)
+    buffers, offset = job.buffers(run, scratch), run.offset
     call = file.pwritev if job.is_write else file.preadv
     try:
         while buffers:
@@ -113,16 +123,16 @@ class ThreadEngine:
             thread.start()
 
     def _work(self) -> None:
-        scratch = aligned(SCRATCH_BYTES)
-        while (run := self._scheduler.take(wait=True)) is not None:
+        scratch = Scratch()
+        while runs := self._scheduler.take(1, wait=True):
+            run = runs[0]
             try:
-                places = run.job.places_of(run, scratch)
-                code = move(self._file, run, places)
+                code = move(self._file, run, scratch)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
                 run.job.error = error
-                self._scheduler.ended(run)
+                self._scheduler.ended(runs)
                 continue
-            conclude(self._scheduler, self._health, run, places, code)
+            conclude(self._scheduler, self._health, [Landed(run, scratch, code)])
 
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""

@@ -127,6 +127,7 @@ class FrameType(enum.IntEnum):
     GONE = 2  # u32[count]: units whose blocks are no more
     NAMESPACE = 3  # one namespace and its number
     KIND = 4  # one layout and its number
+    USED = 5  # u32[count]: units whose blocks were used since, in the order of use
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -306,13 +307,12 @@ def device_key_of(device_id: bytes) -> int:
     return int.from_bytes(device_id[:8], "little")
 
 
-def sealed_footers(footers: npt.NDArray[Any]) -> bytes:
-    """The bytes of an array [n] of FOOTER, each with its magic and its own checksum."""
+def seal_footers(footers: npt.NDArray[Any]) -> None:
+    """Gives each of an array [n] of FOOTER its magic and its own checksum."""
     footers["magic"] = FOOTER_MAGIC
     data = footers.tobytes()
     starts = range(0, len(data), FOOTER_BYTES)
     footers["footer_checksum"] = [xxh3(data[at : at + _FOOTER_BODY_BYTES]) for at in starts]
-    return footers.tobytes()
 
 
 def is_footer(data: bytes, device_key: int) -> bool:

@@ -9,14 +9,20 @@
 Whole pages of a block move straight between pool and file; its last bytes share one or two scratch
 pages with the footer.  A run that fails is tried again block by block, so that one bad sector costs
 one block.
+
+How many small blocks a core moves is decided by the Python that runs for each of them, between two
+calls, with cold caches.  Hence a plan is opened once, for all its blocks and in the engine's
+thread; what is left for a block is a few plain steps.
 """
 
 from __future__ import annotations
 
 import collections
+import ctypes
+import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +37,7 @@ from anchorstore.tiers.nvme.format import (
     xxh3,
 )
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan, promise
+from anchorstore.tiers.nvme.seam import aligned
 
 MemoryOf = Callable[[int], npt.NDArray[np.uint8]]
 """All bytes of the memory that a plan's `segment_index` names."""
@@ -42,25 +49,62 @@ _FOOTER_NAMES = (
 RUN_BYTES_MAX = 1024 * 1024
 RUN_BLOCKS_MAX = 64
 TAIL_BYTES_MAX = 2 * UNIT_BYTES
-SCRATCH_BYTES = RUN_BLOCKS_MAX * TAIL_BYTES_MAX
+_ZEROS = memoryview(bytes(TAIL_BYTES_MAX))
+_OK = Status.OK
 
 
-class Run(NamedTuple):
+def address_of(buffer: memoryview) -> int:
+    """Where writable memory lies."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Run:
     """Blocks `start` to `stop` - 1 of a job; they lie side by side in the file."""
 
     job: Job
     start: int
     stop: int
+    offset: int  # where its first slot lies in the file
     size: int  # bytes of the slots
 
+    def __len__(self) -> int:
+        return self.stop - self.start
 
-class Place(NamedTuple):
-    """One block's part of a run."""
 
-    whole: npt.NDArray[np.uint8]  # the pages that move straight
-    rest: npt.NDArray[np.uint8]  # the block's last bytes, below a page
-    tail: memoryview  # scratch: rest | zeros | footer
-    block: npt.NDArray[np.uint8]
+class Scratch:
+    """Room for the ends of the slots of one run.
+
+    ::
+
+        | .... tail 0 | tail 1, a long one | .... tail 2 |
+                                  tail:  rest of the block | zeros | footer
+
+    Every tail ends where its room ends, so that footer n always lies at the same place.
+    """
+
+    def __init__(self) -> None:
+        memory = aligned(RUN_BLOCKS_MAX * TAIL_BYTES_MAX)
+        start = address_of(memory)
+        ends = range(TAIL_BYTES_MAX, len(memory) + 1, TAIL_BYTES_MAX)
+        self.ends = [start + end for end in ends]  # addresses
+        self.footers = [memory[end - FOOTER_BYTES : end] for end in ends]
+        self.tails = {
+            size: [memory[end - size : end] for end in ends]
+            for size in (UNIT_BYTES, TAIL_BYTES_MAX)
+        }
+
+
+class Block(NamedTuple):
+    """One block of a plan."""
+
+    place: int  # its slot in the file
+    memory: memoryview  # its bytes
+    address: int  # where they lie
+    whole: int  # bytes of it that move straight: whole pages
+    tail: int  # bytes of the slot's end
+    footer: bytes  # what the slot's footer shows, as far as the plan says
+    checksum: int
 
 
 class Job:
@@ -82,96 +126,110 @@ class Job:
         device_key: int,
     ) -> None:
         self.future: Future[Done] = promise()
-        self.status = np.zeros(len(plan), np.uint8)
+        self._codes = bytearray(len(plan))
+        self.status = np.frombuffer(self._codes, np.uint8)
         self.blocks_left = len(plan)
         self.deadline = 0.0
         self.error: Exception | None = None  # a broken invariant: the future's exception
-        self._memory_of, self._device_key = memory_of, device_key
-        sizes = nvme_format.align_many(plan.block_bytes + np.uint64(FOOTER_BYTES))
+        self._plan, self._memory_of, self._device_key = plan, memory_of, device_key
+        slots = nvme_format.align_many(plan.block_bytes + np.uint64(FOOTER_BYTES)).astype(np.int64)
         places = (plan.unit.astype(np.int64) - base_unit) * UNIT_BYTES + data_offset
         self._places: list[int] = places.tolist()
-        self._segments: list[int] = plan.segment_index.tolist()
-        self._offsets: list[int] = plan.offset.tolist()
-        self._bytes: list[int] = plan.block_bytes.tolist()
-        self._footers = self._footers_of(plan)
-        self.runs = collections.deque(self._cut(places, sizes.astype(np.int64)))
+        self._slots: list[int] = slots.tolist()
+        self._opened: list[Block] = []
+        self.runs = collections.deque(self._cut(places, slots))
 
-    def _footers_of(self, plan: WritePlan | ReadPlan) -> bytes:
-        """128 bytes a block: what its footer shows, as far as the plan says."""
-        footers = np.zeros(len(plan), FOOTER)
-        footers["device_key"] = self._device_key
-        for name in _FOOTER_NAMES:
-            footers[name] = getattr(plan, name, 0)
-        return nvme_format.sealed_footers(footers)
-
-    def _footer(self, index: int) -> bytes:
-        return self._footers[index * FOOTER_BYTES : (index + 1) * FOOTER_BYTES]
-
-    def _cut(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[Run]:
+    def _cut(self, places: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> list[Run]:
         """Runs of neighbours, none above the limits but for a single block."""
         runs: list[Run] = []
-        joined = (places[1:] == places[:-1] + sizes[:-1]).tolist()
+        joined = (places[1:] == places[:-1] + slots[:-1]).tolist()
         start, total = 0, 0
-        for at, size in enumerate(sizes.tolist()):
+        for at, size in enumerate(self._slots):
             is_full = total + size > RUN_BYTES_MAX or at - start >= RUN_BLOCKS_MAX
             if at and (is_full or not joined[at - 1]):
-                runs.append(Run(self, start, at, total))
+                runs.append(Run(self, start, at, self._places[start], total))
                 start, total = at, 0
             total += size
-        return [*runs, Run(self, start, len(sizes), total)]
+        return [*runs, Run(self, start, len(slots), self._places[start], total)]
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def single(self, index: int) -> Run:
-        """The run of one block alone."""
-        return Run(self, index, index + 1, nvme_format.slot_bytes_of(self._bytes[index]))
+    def singles(self, run: Run) -> list[Run]:
+        """A run of each of its blocks alone."""
+        return [
+            Run(self, at, at + 1, self._places[at], self._slots[at])
+            for at in range(run.start, run.stop)
+        ]
 
-    def offset_of(self, run: Run) -> int:
-        """Where the run starts in the file."""
-        return self._places[run.start]
+    def blocks(self, run: Run) -> list[Block]:
+        """The blocks of a run."""
+        if not self._opened:
+            self._opened = self._open()  # two threads may both do it: the same comes out
+        return self._opened[run.start : run.stop]
 
-    def prepare(self, run: Run, places: list[Place]) -> list[Any]:
-        """The buffers of a run, in the file's order."""
-        buffers: list[Any] = []
-        for index, place in enumerate(places, run.start):
-            if len(place.whole):
-                buffers.append(place.whole)
-            buffers.append(place.tail)
-            self._before(index, place)
-        return buffers
-
-    def complete(self, run: Run, places: list[Place]) -> None:
-        """The kernel has moved all bytes of the run."""
-        for index, place in enumerate(places, run.start):
-            self.status[index] = self._after(index, place)
-
-    def tails(self, run: Run, places: list[Place]) -> Iterator[tuple[memoryview, int]]:
-        """The scratch of each slot's end, and where that lies in the file."""
-        for index, place in enumerate(places, run.start):
-            yield place.tail, self._places[index] + len(place.whole)
-
-    def places_of(self, run: Run, scratch: memoryview) -> list[Place]:
-        """Where the parts of each block of a run go to or come from."""
-        places, used = [], 0
-        for index in range(run.start, run.stop):
-            size, offset = self._bytes[index], self._offsets[index]
-            memory = self._memory_of(self._segments[index])
+    def _open(self) -> list[Block]:
+        plan, found = self._plan, []
+        segments = plan.segment_index.tolist()
+        memories = {at: memoryview(self._memory_of(at)) for at in set(segments)}
+        addresses = {at: address_of(memory) for at, memory in memories.items()}
+        for place, slot, segment, offset, size, footer, checksum in zip(
+            *(self._places, self._slots, segments, plan.offset.tolist()),
+            *(plan.block_bytes.tolist(), self._footers(), plan.checksum.tolist()),
+            strict=True,
+        ):
+            memory = memories[segment][offset : offset + size]
+            assert len(memory) == size, f"a block of {size} bytes at {offset} exceeds its segment"
             whole = size - size % UNIT_BYTES
-            tail_bytes = nvme_format.slot_bytes_of(size) - whole
-            block = memory[offset : offset + size]
-            assert len(block) == size, f"a block of {size} bytes at {offset} exceeds its segment"
-            tail = scratch[used : used + tail_bytes]
-            places.append(Place(block[:whole], block[whole:], tail, block))
-            used += tail_bytes
-        return places
+            address = addresses[segment] + offset
+            found.append(Block(place, memory, address, whole, slot - whole, footer, checksum))
+        return found
 
-    def _before(self, index: int, place: Place) -> None:
-        """Fills what is to be written."""
+    def _footers(self) -> list[bytes]:
+        footers = np.zeros(len(self), FOOTER)
+        footers["device_key"] = self._device_key
+        for name in _FOOTER_NAMES:
+            footers[name] = getattr(self._plan, name, 0)
+        if self.is_write:
+            nvme_format.seal_footers(footers)
+        data = footers.tobytes()
+        return [data[at : at + FOOTER_BYTES] for at in range(0, len(data), FOOTER_BYTES)]
 
-    def _after(self, index: int, place: Place) -> Status:
-        """Judges what was moved."""
+    def buffers(self, run: Run, scratch: Scratch) -> list[memoryview]:
+        """The memory of a run, in the file's order."""
+        found = []
+        for at, block in enumerate(self.blocks(run)):
+            if block.whole:
+                found.append(block.memory[: block.whole])
+            found.append(scratch.tails[block.tail][at])
+        return found
+
+    def vectors(self, run: Run, scratch: Scratch, into: memoryview) -> int:
+        """The same as addresses and lengths u64[2 n] in `into`; the number of their pairs."""
+        used = 0
+        for at, (_, _, address, whole, tail, _, _) in enumerate(self.blocks(run)):
+            if whole:
+                into[used], into[used + 1] = address, whole
+                used += 2
+            into[used], into[used + 1] = scratch.ends[at] - tail, tail
+            used += 2
+        return used // 2
+
+    def tails(self, run: Run, scratch: Scratch) -> Iterator[tuple[memoryview, int]]:
+        """The scratch of each slot's end, and where that lies in the file."""
+        for at, block in enumerate(self.blocks(run)):
+            yield scratch.tails[block.tail][at], block.place + block.whole
+
+    def fill(self, run: Run, scratch: Scratch) -> None:
+        """Makes the ends of slots that are to be written."""
+
+    def judge(self, run: Run, scratch: Scratch) -> None:
+        """The kernel has moved all bytes of the run: says how it went with each block."""
         raise NotImplementedError
+
+    def settle(self, run: Run, verdict: Status) -> None:
+        """Says the same of all blocks of a run."""
+        self._codes[run.start : run.stop] = bytes((verdict,)) * len(run)
 
 
 class WriteJob(Job):
@@ -179,42 +237,42 @@ class WriteJob(Job):
 
     is_write = True
 
-    def _before(self, index: int, place: Place) -> None:
-        tail, size = place.tail, len(place.rest)
-        tail[:size] = place.rest.data
-        tail[size:-FOOTER_BYTES] = bytes(len(tail) - size - FOOTER_BYTES)
-        tail[-FOOTER_BYTES:] = self._footer(index)
+    def fill(self, run: Run, scratch: Scratch) -> None:
+        for at, (_, memory, _, whole, size, footer, _) in enumerate(self.blocks(run)):
+            tail, rest = scratch.tails[size][at], len(memory) - whole
+            if rest:
+                tail[:rest] = memory[whole:]
+            tail[rest:-FOOTER_BYTES] = _ZEROS[rest : size - FOOTER_BYTES]
+            scratch.footers[at][:] = footer
 
-    def _after(self, index: int, place: Place) -> Status:
-        return Status.OK
+    def judge(self, run: Run, scratch: Scratch) -> None:
+        self.settle(run, Status.OK)
 
 
 class ReadJob(Job):
     """Blocks on their way to memory."""
 
-    def __init__(self, plan: ReadPlan, *where: Any) -> None:
-        super().__init__(plan, *where)
-        self._checksums: list[int] = plan.checksum.tolist()
+    def judge(self, run: Run, scratch: Scratch) -> None:
+        for at, (_, memory, _, whole, tail, footer, checksum) in enumerate(self.blocks(run)):
+            verdict = self._verdict(bytes(scratch.footers[at]), footer)
+            if verdict == _OK:
+                if whole < len(memory):
+                    memory[whole:] = scratch.tails[tail][at][: len(memory) - whole]
+                if xxh3(memory) != checksum:
+                    verdict = Status.TORN
+            self._codes[run.start + at] = verdict
 
-    def judge_footers(self, run: Run, places: list[Place]) -> None:
+    def judge_footers(self, run: Run, scratch: Scratch) -> None:
         """The ends of the slots are there: what they say, whatever lies before them."""
-        for index, place in enumerate(places, run.start):
-            self.status[index] = self._footer_verdict(index, place)
+        for at, block in enumerate(self.blocks(run)):
+            verdict = self._verdict(bytes(scratch.footers[at]), block.footer)
+            self._codes[run.start + at] = verdict
 
-    def _footer_verdict(self, index: int, place: Place) -> Status:
-        found, wanted = bytes(place.tail[-FOOTER_BYTES:]), self._footer(index)
+    def _verdict(self, found: bytes, wanted: bytes) -> Status:
         if not nvme_format.is_footer(found, self._device_key):
             return Status.FOREIGN
         is_it = (
             found[FOOTER_BLOCK] == wanted[FOOTER_BLOCK]
             and found[FOOTER_GENERATION] == wanted[FOOTER_GENERATION]
         )
-        return Status.OK if is_it else Status.OTHER
-
-    def _after(self, index: int, place: Place) -> Status:
-        verdict = self._footer_verdict(index, place)
-        if verdict != Status.OK:
-            return verdict
-        if len(place.rest):
-            place.rest[:] = np.frombuffer(place.tail[: len(place.rest)], np.uint8)
-        return Status.OK if xxh3(place.block) == self._checksums[index] else Status.TORN
+        return _OK if is_it else Status.OTHER

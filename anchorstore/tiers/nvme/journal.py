@@ -128,6 +128,12 @@ class Journal:
             with self._lock:
                 self._append(FrameType.GONE, units)
 
+    def note_used(self, units: npt.NDArray[np.uint32]) -> None:
+        """The blocks of these units were used, in this order."""
+        if len(units):
+            with self._lock:
+                self._append(FrameType.USED, units)
+
     def _append(self, kind: FrameType, what: npt.NDArray[np.generic] | bytes) -> None:
         self._pending.append((kind, what))
         if len(self._pending) == 1:
@@ -183,6 +189,7 @@ class Journal:
                 self._compact()
         except OSError as error:
             self._health.begin("journal", f"the journal cannot be written: {error.strerror}")
+            notes = _without_uses(notes)
             if blocks_named(notes) > PENDING_ENTRIES_MAX:
                 notes = self._without_blocks(notes)
             self._unwritten = notes
@@ -199,6 +206,7 @@ class Journal:
         written = self._writer.append(notes)
         if written < len(notes):
             self._compact()
+            notes = notes[:written] + _without_uses(notes[written:])
             written += self._writer.append(notes[written:])
         self.counters["journal_frames"] += written
         left = blocks_named(notes[written:])
@@ -236,6 +244,11 @@ class Journal:
             self._wake.notify()
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
+
+
+def _without_uses(notes: list[Note]) -> list[Note]:
+    """Without what nothing but an order hangs on."""
+    return [note for note in notes if note[0] != FrameType.USED]
 
 
 def _merged(

@@ -13,7 +13,8 @@ from anchorstore.errors import InvalidKey, SpecMismatch
 from anchorstore.keys import DIGEST_BYTES, Namespace
 from anchorstore.layout import ENCODED_BYTES_MAX, Layout, layout_from_cbor
 
-_NAMESPACE = struct.Struct("<IIB3xHHHH32s")  # number, page tokens, max lineage, lengths, weights
+_NAMESPACE = struct.Struct("<IIBB2xHHHH32s")
+"""Number, page tokens, max lineage, 1 where its kill switch is on, lengths, weights."""
 _KIND = struct.Struct("<IHHHH")  # number, component, first head, end of heads, layout's bytes
 
 NAMESPACES_MAX = 65_536
@@ -22,10 +23,12 @@ KINDS_MAX = 65_536
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamespaceNote:
-    """A namespace and the deepest lineage that it stores."""
+    """A namespace, the deepest lineage that it stores, and whether it is served: its kill switch is
+    not on."""
 
     namespace: Namespace
     max_lineage: int
+    enabled: bool = True
 
 
 def write_namespace(number: int, note: NamespaceNote) -> bytes:
@@ -36,6 +39,7 @@ def write_namespace(number: int, note: NamespaceNote) -> bytes:
         number,
         space.page_tokens,
         note.max_lineage,
+        not note.enabled,
         *(len(text) for text in texts),
         space.weights_digest,
     )
@@ -46,8 +50,8 @@ def read_namespace(payload: bytes) -> tuple[int, NamespaceNote] | None:
     """Number and namespace."""
     if len(payload) < _NAMESPACE.size:
         return None
-    number, page_tokens, max_lineage, *lengths, weights = _NAMESPACE.unpack_from(payload)
-    if len(payload) != _NAMESPACE.size + sum(lengths) or len(weights) != DIGEST_BYTES:
+    number, page_tokens, max_lineage, off, *lengths, weights = _NAMESPACE.unpack_from(payload)
+    if len(payload) != _NAMESPACE.size + sum(lengths) or len(weights) != DIGEST_BYTES or off > 1:
         return None
     parts, at = [], _NAMESPACE.size
     for length in lengths:
@@ -58,7 +62,7 @@ def read_namespace(payload: bytes) -> tuple[int, NamespaceNote] | None:
         space = Namespace(domain, model, weights, adapter, page_tokens, parts[3])
     except (UnicodeDecodeError, InvalidKey):
         return None
-    return number, NamespaceNote(space, max_lineage)
+    return number, NamespaceNote(space, max_lineage, not off)
 
 
 def write_kind(number: int, layout: Layout) -> bytes:

@@ -20,7 +20,7 @@ from anchorstore.tiers.nvme import format as nvme_format
 from anchorstore.tiers.nvme.device import read_superblock
 from anchorstore.tiers.nvme.engines import move
 from anchorstore.tiers.nvme.format import FOOTER_BYTES, UNIT_BYTES, Entries, Superblock
-from anchorstore.tiers.nvme.jobs import SCRATCH_BYTES, Place, ReadJob, Run
+from anchorstore.tiers.nvme.jobs import ReadJob, Run, Scratch
 from anchorstore.tiers.nvme.plans import ReadPlan, Status
 from anchorstore.tiers.nvme.region import read_region
 from anchorstore.tiers.nvme.replay import Recovered
@@ -146,23 +146,22 @@ def _judged(
 ) -> npt.NDArray[np.uint8]:
     key = nvme_format.device_key_of(superblock.device_id)
     job = ReadJob(plan, lambda _: memory, 0, superblock.data_offset, key)
-    scratch = aligned(SCRATCH_BYTES)
+    scratch = Scratch()
     while job.runs:
         run = job.runs.popleft()
-        places = job.places_of(run, scratch)
-        code = (move if checksums else _move_footers)(file, run, places)
+        code = (move if checksums else _move_footers)(file, run, scratch)
         if not code:
-            (job.complete if checksums else job.judge_footers)(run, places)
-        elif run.stop - run.start > 1:
-            job.runs.extendleft(job.single(index) for index in range(run.start, run.stop))
+            (job.judge if checksums else job.judge_footers)(run, scratch)
+        elif len(run) > 1:
+            job.runs.extendleft(job.singles(run))
         else:
-            job.status[run.start] = Status.FAILED
+            job.settle(run, Status.FAILED)
     return job.status
 
 
-def _move_footers(file: FileSeam, run: Run, places: list[Place]) -> int:
+def _move_footers(file: FileSeam, run: Run, scratch: Scratch) -> int:
     """Reads the end of each slot alone; 0, or the error number that ended it."""
-    for tail, offset in run.job.tails(run, places):
+    for tail, offset in run.job.tails(run, scratch):
         try:
             if file.preadv([tail], offset) < len(tail):
                 return errno.EIO

@@ -126,7 +126,7 @@ class ReadPlan:
         return len(self.unit)
 
 
-def chosen(plan: WritePlan | ReadPlan, which: Bools) -> WritePlan | ReadPlan:
+def chosen(plan: WritePlan | ReadPlan, which: Bools | npt.NDArray[np.intp]) -> WritePlan | ReadPlan:
     """The plan of some of the blocks."""
     columns = {field.name: getattr(plan, field.name)[which] for field in dataclasses.fields(plan)}
     return type(plan)(**columns)

@@ -65,8 +65,11 @@ def read_region(file: FileSeam, superblock: Superblock) -> Recovered:
 
 
 def without_unused(found: Recovered) -> Recovered:
-    """The same blocks, with numbers of the namespaces and kinds that they use alone."""
-    namespaces, namespace = np.unique(found.entries["namespace"], return_inverse=True)
+    """The same blocks, with numbers of the namespaces and kinds that they use alone; and of the
+    namespaces whose kill switch is on."""
+    off = [number for number, note in enumerate(found.namespaces) if not note.enabled]
+    namespaces = np.union1d(found.entries["namespace"], np.array(off, np.uint32))
+    namespace = np.searchsorted(namespaces, found.entries["namespace"])
     kinds, kind = np.unique(found.entries["kind"], return_inverse=True)
     entries = found.entries.copy()
     entries["namespace"], entries["kind"] = namespace, kind
@@ -79,12 +82,12 @@ def without_unused(found: Recovered) -> Recovered:
 
 
 def notes_of(found: Recovered) -> Iterator[Note]:
-    """A snapshot as frames."""
+    """A snapshot as frames, what was used last in the end: so the next one knows it too."""
     for number, note in enumerate(found.namespaces):
         yield FrameType.NAMESPACE, 1, write_namespace(number, note)
     for number, kind in enumerate(found.kinds):
         yield FrameType.KIND, 1, write_kind(number, kind)
-    yield from block_notes(found.entries)
+    yield from block_notes(found.entries[np.argsort(found.recency)])
 
 
 def block_notes(entries: Entries) -> Iterator[Note]:

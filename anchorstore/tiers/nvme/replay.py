@@ -2,9 +2,10 @@
 
 ::
 
-    frames   blocks(u7 u9) gone(u7) blocks(u7' u3) ...     in the order in which they were written
+    frames   blocks(u7 u9) gone(u7) blocks(u7' u3) used(u9)   in the order of their writing
     events   unit 7: entry, gone, entry'    unit 9: entry    unit 3: entry
     live     entry' at 7, entry at 9, entry at 3           then: what cannot be true goes
+    recency  7, 3, 9                                       each unit by what was said of it last
 
 No step runs Python per entry.  A journal is hostile until proven: entries outside the device, of
 numbers never introduced, that overlap, that share a segment with slots of another size, or that
@@ -40,6 +41,7 @@ class Recovered:
     Attributes:
         namespaces, kinds: by number; entries use these numbers.
         entries: live blocks, of format.ENTRY, by unit.
+        recency: of each entry, rising with its last use, as coarsely as the journal knows it.
         frames: read.
         dropped: what was not kept, counted by reason.
     """
@@ -47,6 +49,7 @@ class Recovered:
     namespaces: list[NamespaceNote] = dataclasses.field(default_factory=list)
     kinds: list[Layout] = dataclasses.field(default_factory=list)
     entries: Entries = dataclasses.field(default_factory=lambda: np.zeros(0, ENTRY))
+    recency: Positions = dataclasses.field(default_factory=lambda: np.zeros(0, np.intp))
     frames: int = 0
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -117,25 +120,34 @@ class Replay:
         self.found = Recovered()
         self._events: list[Entries] = []  # in the journal's order
         self._gone: list[npt.NDArray[np.bool_]] = []
+        self._used: list[npt.NDArray[np.uint32]] = []
+        self._used_at: list[int] = []  # how many events came before
+        self._count = 0  # of events
 
     def add(self, header: FrameHeader, payload: memoryview) -> None:
         """One frame, in the journal's order."""
         self.found.frames += 1
         if header.type == FrameType.BLOCKS and len(payload) == header.count * ENTRY.itemsize:
             entries = np.frombuffer(payload, ENTRY)
-            self._events.append(entries)
-            self._gone.append(np.zeros(len(entries), np.bool_))
+            self._put(entries, is_gone=False)
         elif header.type == FrameType.GONE and len(payload) == header.count * 4:
             entries = np.zeros(header.count, ENTRY)
             entries["unit"] = np.frombuffer(payload, "<u4")
-            self._events.append(entries)
-            self._gone.append(np.ones(len(entries), np.bool_))
+            self._put(entries, is_gone=True)
+        elif header.type == FrameType.USED and len(payload) == header.count * 4:
+            self._used.append(np.frombuffer(payload, "<u4"))
+            self._used_at.append(self._count)
         elif header.type == FrameType.NAMESPACE:
             self._name(self.found.namespaces, read_namespace(bytes(payload)), NAMESPACES_MAX)
         elif header.type == FrameType.KIND:
             self._name(self.found.kinds, read_kind(bytes(payload)), KINDS_MAX)
         else:
             self.found.drop("unknown_frames", 1)
+
+    def _put(self, entries: Entries, *, is_gone: bool) -> None:
+        self._events.append(entries)
+        self._gone.append(np.full(len(entries), is_gone))
+        self._count += len(entries)
 
     def _name(self, known: list[Any], named: tuple[int, Any] | None, limit: int) -> None:
         """A new number is the next one; a known one may be said again."""
@@ -159,8 +171,26 @@ class Replay:
         entries, order = _possible(found, entries, kept, segment_bytes, units)
         entries, order = _same_class(found, entries, order, segment_bytes)
         _assert_apart(found, entries)
-        found.entries = once(found, entries, order)
+        found.entries, order = once(found, entries, order)
+        found.recency = self._recency(found.entries, order)
         return found
+
+    def _recency(self, entries: Entries, order: Positions) -> Positions:
+        """By use: of a unit both written and used, what came later counts; what was used before it
+        was written was another block's."""
+        units = np.concatenate([np.zeros(0, np.uint32), *self._used])
+        at = np.repeat(np.array(self._used_at, np.intp), [len(used) for used in self._used])
+        last = _last_of_each(units)
+        when, rank = 2 * order + 1, np.zeros(len(entries), np.intp)  # frames of uses lie between
+        if len(last):
+            where = np.searchsorted(units[last], entries["unit"])
+            here = last[np.minimum(where, len(last) - 1)]
+            is_later = (units[here] == entries["unit"]) & (at[here] > order)
+            when[is_later], rank[is_later] = 2 * at[here[is_later]], here[is_later]
+        by_use = np.lexsort((rank, when))
+        recency: Positions = np.empty(len(entries), np.intp)
+        recency[by_use] = np.arange(len(entries))
+        return recency
 
 
 def _last_of_each(values: npt.NDArray[Any]) -> Positions:
@@ -229,8 +259,8 @@ def _assert_apart(found: Recovered, entries: Entries) -> None:
         assert (ends <= start[1:]).all(), "two slots of one segment overlap"
 
 
-def once(found: Recovered, entries: Entries, order: Positions) -> Entries:
-    """Each block (namespace, kind, path hash) once: the newest."""
+def once(found: Recovered, entries: Entries, order: Positions) -> tuple[Entries, Positions]:
+    """Each block (namespace, kind, path hash) once: the newest; and their places in the order."""
     mixed = entries["path_hash"][:, 0] ^ (
         entries["namespace"].astype(np.uint64) << np.uint64(32) ^ entries["kind"].astype(np.uint64)
     )
@@ -239,7 +269,7 @@ def once(found: Recovered, entries: Entries, order: Positions) -> Entries:
     same = np.zeros(len(by_key), np.bool_)
     same[1:] = ordered[1:] == ordered[:-1]
     if not same.any():
-        return entries
+        return entries, order
     same[:-1] |= same[1:]  # every member of a group of two and more
     group = by_key[same]
     group = group[np.argsort(-order[group], kind="stable")]  # newest first
@@ -250,4 +280,4 @@ def once(found: Recovered, entries: Entries, order: Positions) -> Entries:
     keep = np.ones(len(entries), np.bool_)
     keep[group] = False
     keep[group[first]] = True
-    return _keep(found, "doubled", entries, order, keep)[0]
+    return _keep(found, "doubled", entries, order, keep)

@@ -25,6 +25,8 @@ _GETEVENTS = 1
 _OFF_SQ, _OFF_CQ, _OFF_SQES = 0, 0x8000000, 0x10000000
 _FEATURES_WANTED = 1  # IORING_FEAT_SINGLE_MMAP, Linux 5.4
 _PARAMS_BYTES = 120
+_FLAGS, _FLAGS_AT = struct.Struct("<I"), 8
+_COOP_TASKRUN = 1 << 8  # answers wait for our next call and never interrupt us
 _SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, flags
 _CQE = struct.Struct("<Qii")
 READV, WRITEV, READ = 1, 2, 22
@@ -44,10 +46,21 @@ class Ring:
     def __init__(self, entries: int) -> None:
         if platform.machine() != "x86_64":
             raise OSError(errno.ENOSYS, f"io_uring is not used on {platform.machine()}")
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.syscall.restype = ctypes.c_long
+        libc = ctypes.CDLL(None, use_errno=True)
+        setup, self._enter = libc["syscall"], libc["syscall"]
+        setup.argtypes = (ctypes.c_long, ctypes.c_uint, ctypes.c_char_p)
+        self._enter.argtypes = (
+            *(ctypes.c_long, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint),
+            *(ctypes.c_void_p, ctypes.c_size_t),
+        )
+        setup.restype = self._enter.restype = ctypes.c_long
         params = ctypes.create_string_buffer(_PARAMS_BYTES)
-        self._descriptor = _check(self._libc.syscall(_SETUP, ctypes.c_uint(entries), params))
+        _FLAGS.pack_into(params, _FLAGS_AT, _COOP_TASKRUN)
+        self._descriptor = setup(_SETUP, entries, params)
+        if self._descriptor < 0 and ctypes.get_errno() == errno.EINVAL:  # before Linux 5.19
+            _FLAGS.pack_into(params, _FLAGS_AT, 0)
+            self._descriptor = setup(_SETUP, entries, params)
+        _check(self._descriptor)
         sq_entries, cq_entries, _, _, _, features = struct.unpack_from("<6I", params)
         if not features & _FEATURES_WANTED:
             os.close(self._descriptor)
@@ -84,19 +97,12 @@ class Ring:
         """Hands over what was pushed; returns once `wait` completions are there, or where the
         kernel takes no more before it is rid of some.
         """
+        if not (wait or self._unsubmitted):
+            return
         while True:
+            call = (_ENTER, self._descriptor, self._unsubmitted, wait, _GETEVENTS, None, 0)
             try:
-                taken = _check(
-                    self._libc.syscall(
-                        _ENTER,
-                        ctypes.c_uint(self._descriptor),
-                        ctypes.c_uint(self._unsubmitted),
-                        ctypes.c_uint(wait),
-                        ctypes.c_uint(_GETEVENTS),
-                        None,
-                        ctypes.c_size_t(0),
-                    )
-                )
+                taken = _check(self._enter(*call))
             except InterruptedError:
                 continue
             except OSError as error:

@@ -19,7 +19,7 @@ import collections
 import dataclasses
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from anchorstore.clock import Clock
 from anchorstore.tiers.nvme.jobs import Job, Run
@@ -77,7 +77,10 @@ class _Lane:
         self.depth = depth
         self.blocks = 0
         self.runs_out = 0
-        self.earliest = math.inf  # no job's deadline is before it
+
+    def has_work(self) -> bool:
+        """Whether a run may begin, as far as the depth goes."""
+        return bool(self.jobs) and self.runs_out < self.depth
 
 
 class Scheduler:
@@ -90,25 +93,23 @@ class Scheduler:
         self._waiting = threading.Condition(self._lock)  # for the watcher
         self.reads = _Lane(limits.depth, limits.read_bytes_per_second)
         self.writes = _Lane(max(1, limits.depth // 2), limits.write_bytes_per_second)
+        self._lanes = (self.reads, self.writes)  # by `is_write`
         self._out: dict[Run, float] = {}
+        self._earliest = math.inf  # no waiting job's deadline is before it
         self._is_closed = False
         self.late_blocks = 0
         self.on_work: Callable[[], object] | None = None  # for an engine that does not wait here
 
-    def lane(self, job: Job) -> _Lane:
-        """The lane of a job."""
-        return self.writes if job.is_write else self.reads
-
     def submit(self, job: Job) -> None:
         """Queues a job of at least one block, or ends it at once with REFUSED."""
         with self._lock:
-            lane = self.lane(job)
+            lane = self._lanes[job.is_write]
             is_full = lane.blocks + len(job) > self._limits.queue_blocks
             if not (self._is_closed or is_full or self._stalled()):
                 job.deadline = self._clock.now() + self._limits.deadline_seconds
                 lane.blocks += len(job)
                 lane.jobs.append(job)
-                lane.earliest = min(lane.earliest, job.deadline)
+                self._earliest = min(self._earliest, job.deadline)
                 self._work.notify()
                 self._waiting.notify()
                 if self.on_work is not None:
@@ -128,94 +129,104 @@ class Scheduler:
             return False
         return self._clock.now() - oldest > self._limits.deadline_seconds
 
-    def take(self, wait: bool) -> Run | None:
-        """The next run; None where there is none to be begun now, or, waiting, at the end."""
+    def take(self, most: int, *, wait: bool, landed: Sequence[Run] = ()) -> list[Run]:
+        """The next runs, at most so many; none where none can begin now, or, waiting, at the end.
+
+        `landed` are runs that the kernel is done with and that are still to be judged: others may
+        have their places.
+        """
         while True:
             ended: list[Job] = []
             with self._lock:
-                self._expire(ended)
-                run, pause = self._next()
-                if run is None and wait and not ended and not self._is_closed:
+                for run in landed:
+                    self._land(run)
+                now = self._clock.now()
+                if self._is_closed or now >= self._earliest:
+                    self._expire(now, ended)
+                runs, pause = self._begin(now, most)
+                if not runs and wait and not ended and not self._is_closed:
                     self._work.wait(pause)
-                is_over = run is not None or not wait or self._is_closed
-            self._finish(ended)
+                is_over = bool(runs) or not wait or self._is_closed
+            if ended:
+                self._finish(ended)
             if is_over:
-                return run
+                return runs
 
-    def _next(self) -> tuple[Run | None, float | None]:
-        """A run, or how long to wait for one."""
-        pauses = []
-        for lane in (self.reads, self.writes):
-            if not lane.jobs or lane.runs_out >= lane.depth:
-                continue
-            pause = lane.bucket.wait_seconds(self._clock.now())
-            if pause:
-                pauses.append(pause)
-                continue
-            job = lane.jobs.popleft()
-            run = job.runs.popleft()
-            if job.runs:
-                lane.jobs.append(job)
-            lane.bucket.spend(run.size)
-            lane.runs_out += 1
-            self._out[run] = self._clock.now()
-            if self.reads.jobs or self.writes.jobs:
-                self._work.notify()  # whoever wakes takes one run and wakes the next
-            return run, None
-        return None, min(pauses, default=None)
+    def _begin(self, now: float, most: int) -> tuple[list[Run], float | None]:
+        """Runs to begin now, and how long to wait where there is none."""
+        runs: list[Run] = []
+        pause: float | None = None
+        for lane in self._lanes:
+            while lane.jobs and lane.runs_out < lane.depth and len(runs) < most:
+                wait_seconds = lane.bucket.wait_seconds(now)
+                if wait_seconds:
+                    pause = wait_seconds if pause is None else min(pause, wait_seconds)
+                    break
+                runs.append(self._begin_one(lane, now))
+        if runs and (self.reads.has_work() or self.writes.has_work()):
+            self._work.notify()  # whoever wakes takes its part and wakes the next
+        return runs, pause
 
-    def ended(self, run: Run) -> None:
-        """The kernel is done with a run, whose blocks have their status."""
-        self._end(run, [])
+    def _begin_one(self, lane: _Lane, now: float) -> Run:
+        job = lane.jobs.popleft()
+        run = job.runs.popleft()
+        if job.runs:
+            lane.jobs.append(job)
+        lane.bucket.spend(run.size)
+        lane.runs_out += 1
+        self._out[run] = now
+        return run
+
+    def _land(self, run: Run) -> None:
+        if self._out.pop(run, None) is not None:
+            self._lanes[run.job.is_write].runs_out -= 1
+
+    def ended(self, runs: Sequence[Run]) -> None:
+        """Runs whose blocks have their status.  Whoever says so takes again, so nobody is woken."""
+        done: list[Job] = []
+        with self._lock:
+            for run in runs:
+                self._land(run)
+                self._count(run.job, len(run))
+                if not run.job.blocks_left:
+                    done.append(run.job)
+        self._finish(done)
 
     def again(self, run: Run) -> None:
         """A run of several blocks failed: each is tried on its own."""
-        self._end(run, [run.job.single(at) for at in range(run.start, run.stop)])
-
-    def _end(self, run: Run, again: list[Run]) -> None:
         job = run.job
         with self._lock:
-            lane = self.lane(job)
-            del self._out[run]
-            lane.runs_out -= 1
-            if again:
-                if not job.runs:
-                    lane.jobs.append(job)
-                    lane.earliest = min(lane.earliest, job.deadline)
-                job.runs.extend(again)
-            else:
-                self._count(job, run.stop - run.start)
-            is_done = not job.blocks_left
-            self._work.notify()
-        if is_done:
-            self._finish([job])
+            self._land(run)
+            lane = self._lanes[job.is_write]
+            if not job.runs:
+                lane.jobs.append(job)
+                self._earliest = min(self._earliest, job.deadline)
+            job.runs.extend(job.singles(run))
 
     def _count(self, job: Job, blocks: int) -> None:
-        self.lane(job).blocks -= blocks
+        self._lanes[job.is_write].blocks -= blocks
         job.blocks_left -= blocks
 
-    def _expire(self, ended: list[Job]) -> None:
-        now = self._clock.now()
-        for lane in (self.reads, self.writes):
-            if not self._is_closed and now < lane.earliest:
-                continue
+    def _expire(self, now: float, ended: list[Job]) -> None:
+        for lane in self._lanes:
             for job in [job for job in lane.jobs if self._is_closed or job.deadline <= now]:
                 lane.jobs.remove(job)
                 verdict = Status.REFUSED if self._is_closed else Status.LATE
                 while job.runs:
                     run = job.runs.popleft()
-                    job.status[run.start : run.stop] = verdict
-                    self.late_blocks += run.stop - run.start
-                    self._count(job, run.stop - run.start)
+                    job.settle(run, verdict)
+                    self.late_blocks += len(run)
+                    self._count(job, len(run))
                 if not job.blocks_left:
                     ended.append(job)
-            lane.earliest = min((job.deadline for job in lane.jobs), default=math.inf)
+        waiting = [job.deadline for lane in self._lanes for job in lane.jobs]
+        self._earliest = min(waiting, default=math.inf)
 
     def expire(self) -> None:
         """Ends what has passed its deadline without having begun."""
         ended: list[Job] = []
         with self._lock:
-            self._expire(ended)
+            self._expire(self._clock.now(), ended)
         self._finish(ended)
 
     def watch(self) -> None:

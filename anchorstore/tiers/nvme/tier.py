@@ -102,8 +102,9 @@ class NvmeTier:
         return cls(devices)
 
     def recover(self) -> Recovered:
-        """What all journals held, once; numbers and units are the tier's."""
-        merged, parts = Recovered(), [np.zeros(0, ENTRY)]
+        """What all journals held, once; numbers and units are the tier's.  Of two devices' blocks
+        that was used last which lies further towards the end of its own device's."""
+        merged, parts, ages = Recovered(), [np.zeros(0, ENTRY)], [np.zeros(0)]
         for device in self.devices:
             found = device.recover()
             namespaces = [self.namespace_number(note) for note in found.namespaces]
@@ -113,20 +114,26 @@ class NvmeTier:
                 entries["namespace"] = np.array(namespaces, np.uint32)[entries["namespace"]]
                 entries["kind"] = np.array(kinds, np.uint16)[entries["kind"]]
             parts.append(entries)
+            ages.append((found.recency + 0.5) / max(1, len(entries)))
             merged.frames += found.frames
             for reason, count in found.dropped.items():
                 merged.drop(reason, count)
             merged.namespaces += found.namespaces
-        notes = {note.namespace.root_digest(): note for note in merged.namespaces}
+        notes: dict[bytes, NamespaceNote] = {}
+        for note in merged.namespaces:  # off on one device, which may have been away: off
+            before = notes.setdefault(note.namespace.root_digest(), note)
+            enabled = before.enabled and note.enabled
+            notes[note.namespace.root_digest()] = dataclasses.replace(note, enabled=enabled)
         merged.namespaces = [notes[root] for root in self._namespaces]
         merged.kinds = list(self._kinds)
         whole = np.concatenate(parts)
-        merged.entries = once(merged, whole, np.arange(len(whole)))
+        merged.entries, kept = once(merged, whole, np.arange(len(whole)))
+        merged.recency = np.argsort(np.argsort(np.concatenate(ages)[kept], kind="stable"))
         if len(merged.entries) < len(whole):
             self.note_gone(np.setdiff1d(whole["unit"], merged.entries["unit"]))
         return merged
 
-    def _devices_of(self, units: U32) -> npt.NDArray[np.intp]:
+    def devices_of(self, units: U32) -> npt.NDArray[np.intp]:
         """Position of each unit's device."""
         found: npt.NDArray[np.intp] = np.searchsorted(self._bases, units, "right") - 1
         assert not len(found) or found.min() >= 0, "a unit before the first device"
@@ -134,7 +141,7 @@ class NvmeTier:
 
     def _spread(self, units: U32, act: Callable[[int, npt.NDArray[np.bool_]], None]) -> None:
         """Calls `act(device, which)` for each device that has some of the units."""
-        of = self._devices_of(units)
+        of = self.devices_of(units)
         for device in np.unique(of).tolist():
             act(device, of == device)
 
@@ -205,6 +212,10 @@ class NvmeTier:
     def note_gone(self, units: U32) -> None:
         """As NvmeDevice.note_gone."""
         self._spread(units, lambda at, which: self.devices[at].note_gone(units[which]))
+
+    def note_used(self, units: U32) -> None:
+        """As NvmeDevice.note_used."""
+        self._spread(units, lambda at, which: self.devices[at].note_used(units[which]))
 
     def flush(self) -> Future[None]:
         """Done when every device has flushed."""

@@ -26,7 +26,7 @@ class ComponentStatus(_message.Message):
     def __init__(self, component: _Optional[_Union[_store_pb2.Component, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("path", "state", "reason", "engine", "capacity_bytes", "blocks_read", "bytes_read", "blocks_written", "bytes_written", "read_errors", "write_errors", "late_blocks", "reads_waiting", "writes_waiting", "stalled")
+    __slots__ = ("path", "state", "reason", "engine", "capacity_bytes", "blocks_read", "bytes_read", "blocks_written", "bytes_written", "read_errors", "write_errors", "late_blocks", "reads_waiting", "writes_waiting", "stalled", "domain")
     PATH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class DeviceStatus(_message.Message):
     READS_WAITING_FIELD_NUMBER: _ClassVar[int]
     WRITES_WAITING_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
     path: str
     state: str
     reason: str
@@ -57,10 +58,11 @@ class DeviceStatus(_message.Message):
     reads_waiting: int
     writes_waiting: int
     stalled: bool
-    def __init__(self, path: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., blocks_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., blocks_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., read_errors: _Optional[int] = ..., write_errors: _Optional[int] = ..., late_blocks: _Optional[int] = ..., reads_waiting: _Optional[int] = ..., writes_waiting: _Optional[int] = ..., stalled: bool = ...) -> None: ...
+    domain: str
+    def __init__(self, path: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., engine: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., blocks_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., blocks_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., read_errors: _Optional[int] = ..., write_errors: _Optional[int] = ..., late_blocks: _Optional[int] = ..., reads_waiting: _Optional[int] = ..., writes_waiting: _Optional[int] = ..., stalled: bool = ..., domain: _Optional[str] = ...) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "used_bytes", "segments", "segments_free", "huge_pages", "components", "devices")
+    __slots__ = ("name", "capacity_bytes", "used_bytes", "segments", "segments_free", "huge_pages", "components", "devices", "blocks")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +71,7 @@ class TierStatus(_message.Message):
     HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     used_bytes: int
@@ -77,7 +80,8 @@ class TierStatus(_message.Message):
     huge_pages: bool
     components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_free: _Optional[int] = ..., huge_pages: bool = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
+    blocks: int
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_free: _Optional[int] = ..., huge_pages: bool = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
     __slots__ = ("domain", "model", "root_digest", "pages", "bytes", "quota_bytes", "max_lineage", "enabled", "sessions", "nvme_bytes", "nvme_quota_bytes")
@@ -195,26 +199,30 @@ class ListResponse(_message.Message):
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[PageStatus, _Mapping]]] = ..., next_cursor: _Optional[int] = ...) -> None: ...
 
 class CheckRequest(_message.Message):
-    __slots__ = ("token", "checksums")
+    __slots__ = ("token", "checksums", "nvme_bytes_per_second")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    NVME_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     token: str
     checksums: bool
-    def __init__(self, token: _Optional[str] = ..., checksums: bool = ...) -> None: ...
+    nvme_bytes_per_second: int
+    def __init__(self, token: _Optional[str] = ..., checksums: bool = ..., nvme_bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class CheckResponse(_message.Message):
-    __slots__ = ("ok", "violations", "pages", "blocks", "blocks_verified")
+    __slots__ = ("ok", "violations", "pages", "blocks", "blocks_verified", "nvme_blocks_unread")
     OK_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    NVME_BLOCKS_UNREAD_FIELD_NUMBER: _ClassVar[int]
     ok: bool
     violations: _containers.RepeatedScalarFieldContainer[str]
     pages: int
     blocks: int
     blocks_verified: int
-    def __init__(self, ok: bool = ..., violations: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_verified: _Optional[int] = ...) -> None: ...
+    nvme_blocks_unread: int
+    def __init__(self, ok: bool = ..., violations: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_verified: _Optional[int] = ..., nvme_blocks_unread: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("token", "root_digest", "path_hashes")
@@ -249,8 +257,10 @@ class SetNamespaceRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., enabled: bool = ...) -> None: ...
 
 class SetNamespaceResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("until_restart",)
+    UNTIL_RESTART_FIELD_NUMBER: _ClassVar[int]
+    until_restart: bool
+    def __init__(self, until_restart: bool = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
     __slots__ = ("token", "root_digest", "path_hash")

@@ -23,6 +23,15 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_MARGIN: _ClassVar[MissReason]
     MISS_REASON_DISABLED: _ClassVar[MissReason]
     MISS_REASON_COLD: _ClassVar[MissReason]
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_STORED: _ClassVar[EventKind]
+    EVENT_KIND_REMOVED: _ClassVar[EventKind]
+    EVENT_KIND_TOUCHED: _ClassVar[EventKind]
+    EVENT_KIND_PINNED: _ClassVar[EventKind]
+    EVENT_KIND_UNPINNED: _ClassVar[EventKind]
 COMPONENT_UNSPECIFIED: Component
 COMPONENT_ANCHOR: Component
 COMPONENT_KV: Component
@@ -34,6 +43,12 @@ MISS_REASON_LINEAGE: MissReason
 MISS_REASON_MARGIN: MissReason
 MISS_REASON_DISABLED: MissReason
 MISS_REASON_COLD: MissReason
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_STORED: EventKind
+EVENT_KIND_REMOVED: EventKind
+EVENT_KIND_TOUCHED: EventKind
+EVENT_KIND_PINNED: EventKind
+EVENT_KIND_UNPINNED: EventKind
 
 class NamespaceSpec(_message.Message):
     __slots__ = ("model", "weights_digest", "adapter", "page_tokens", "salt")
@@ -62,7 +77,7 @@ class LayoutSpec(_message.Message):
     def __init__(self, component: _Optional[_Union[Component, str]] = ..., layout: _Optional[bytes] = ..., head_start: _Optional[int] = ..., head_stop: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("protocol_version", "client_name", "token", "namespace", "layouts", "staging_bytes", "max_lineage")
+    __slots__ = ("protocol_version", "client_name", "token", "namespace", "layouts", "staging_bytes", "max_lineage", "device")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +85,7 @@ class AttachRequest(_message.Message):
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_name: str
     token: str
@@ -77,7 +93,20 @@ class AttachRequest(_message.Message):
     layouts: _containers.RepeatedCompositeFieldContainer[LayoutSpec]
     staging_bytes: int
     max_lineage: int
-    def __init__(self, protocol_version: _Optional[int] = ..., client_name: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[_Union[NamespaceSpec, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutSpec, _Mapping]]] = ..., staging_bytes: _Optional[int] = ..., max_lineage: _Optional[int] = ...) -> None: ...
+    device: str
+    def __init__(self, protocol_version: _Optional[int] = ..., client_name: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[_Union[NamespaceSpec, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutSpec, _Mapping]]] = ..., staging_bytes: _Optional[int] = ..., max_lineage: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class Slab(_message.Message):
+    __slots__ = ("device", "handle", "offset", "size_bytes")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    handle: bytes
+    offset: int
+    size_bytes: int
+    def __init__(self, device: _Optional[str] = ..., handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class LayoutGrant(_message.Message):
     __slots__ = ("digest", "block_bytes", "slot_bytes")
@@ -90,7 +119,7 @@ class LayoutGrant(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("session_id", "boot_id", "domain", "root_digest", "layouts", "staging_bytes", "max_pages", "max_lineage", "read_ttl_ms", "write_ttl_ms", "session_ttl_ms")
+    __slots__ = ("session_id", "boot_id", "domain", "root_digest", "layouts", "staging_bytes", "max_pages", "max_lineage", "read_ttl_ms", "write_ttl_ms", "session_ttl_ms", "slab")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     DOMAIN_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +131,7 @@ class AttachResponse(_message.Message):
     READ_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     WRITE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SLAB_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     boot_id: bytes
     domain: str
@@ -113,7 +143,8 @@ class AttachResponse(_message.Message):
     read_ttl_ms: int
     write_ttl_ms: int
     session_ttl_ms: int
-    def __init__(self, session_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., domain: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., layouts: _Optional[_Iterable[_Union[LayoutGrant, _Mapping]]] = ..., staging_bytes: _Optional[int] = ..., max_pages: _Optional[int] = ..., max_lineage: _Optional[int] = ..., read_ttl_ms: _Optional[int] = ..., write_ttl_ms: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ...) -> None: ...
+    slab: Slab
+    def __init__(self, session_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., domain: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., layouts: _Optional[_Iterable[_Union[LayoutGrant, _Mapping]]] = ..., staging_bytes: _Optional[int] = ..., max_pages: _Optional[int] = ..., max_lineage: _Optional[int] = ..., read_ttl_ms: _Optional[int] = ..., write_ttl_ms: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol_version", "session_id", "token")
@@ -262,14 +293,16 @@ class LookupRequest(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ..., needs: _Optional[_Iterable[_Union[Need, _Mapping]]] = ..., max_lineage: _Optional[int] = ..., margin_pages: _Optional[int] = ..., release_leases: _Optional[_Iterable[int]] = ..., wait_ms: _Optional[int] = ..., prefetch: bool = ...) -> None: ...
 
 class BlockColumns(_message.Message):
-    __slots__ = ("layout", "first_page", "places")
+    __slots__ = ("layout", "first_page", "places", "device_places")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_PLACES_FIELD_NUMBER: _ClassVar[int]
     layout: int
     first_page: int
     places: bytes
-    def __init__(self, layout: _Optional[int] = ..., first_page: _Optional[int] = ..., places: _Optional[bytes] = ...) -> None: ...
+    device_places: bytes
+    def __init__(self, layout: _Optional[int] = ..., first_page: _Optional[int] = ..., places: _Optional[bytes] = ..., device_places: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
     __slots__ = ("boundary_pages", "resume_pages", "lease_id", "lease_ttl_ms", "lineage", "columns", "miss", "loading_boundary_pages")
@@ -329,6 +362,32 @@ class TouchResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class EventsRequest(_message.Message):
+    __slots__ = ("session_id", "kinds", "path_hashes", "cleared", "dropped")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    PATH_HASHES_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    kinds: bytes
+    path_hashes: bytes
+    cleared: bool
+    dropped: int
+    def __init__(self, session_id: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ..., cleared: bool = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class EventsResponse(_message.Message):
+    __slots__ = ("unknown", "pins_refused", "is_new", "ttl_ms")
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    PINS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    unknown: int
+    pins_refused: int
+    is_new: bool
+    ttl_ms: int
+    def __init__(self, unknown: _Optional[int] = ..., pins_refused: _Optional[int] = ..., is_new: bool = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
 class MapRequest(_message.Message):
     __slots__ = ("session_id", "segment_ids", "staging", "hints")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -342,16 +401,34 @@ class MapRequest(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., segment_ids: _Optional[_Iterable[int]] = ..., staging: bool = ..., hints: bool = ...) -> None: ...
 
 class MapResponse(_message.Message):
-    __slots__ = ("segment_ids", "segment_bytes", "staging_bytes", "hint_bytes")
+    __slots__ = ("segment_ids", "segment_bytes", "staging_bytes", "hint_bytes", "slab_offsets")
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     HINT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLAB_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     segment_ids: _containers.RepeatedScalarFieldContainer[int]
     segment_bytes: _containers.RepeatedScalarFieldContainer[int]
     staging_bytes: int
     hint_bytes: int
-    def __init__(self, segment_ids: _Optional[_Iterable[int]] = ..., segment_bytes: _Optional[_Iterable[int]] = ..., staging_bytes: _Optional[int] = ..., hint_bytes: _Optional[int] = ...) -> None: ...
+    slab_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, segment_ids: _Optional[_Iterable[int]] = ..., segment_bytes: _Optional[_Iterable[int]] = ..., staging_bytes: _Optional[int] = ..., hint_bytes: _Optional[int] = ..., slab_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LendRequest(_message.Message):
+    __slots__ = ("session_id", "slab")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SLAB_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    slab: Slab
+    def __init__(self, session_id: _Optional[bytes] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ...) -> None: ...
+
+class LendResponse(_message.Message):
+    __slots__ = ("segment_bytes", "segments")
+    SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    segment_bytes: int
+    segments: int
+    def __init__(self, segment_bytes: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
     __slots__ = ("session_id", "staging_offset")

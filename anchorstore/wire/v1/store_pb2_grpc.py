@@ -84,6 +84,11 @@ class StoreServiceStub(object):
                 request_serializer=anchorstore_dot_v1_dot_store__pb2.TouchRequest.SerializeToString,
                 response_deserializer=anchorstore_dot_v1_dot_store__pb2.TouchResponse.FromString,
                 _registered_method=True)
+        self.Events = channel.unary_unary(
+                '/anchorstore.v1.StoreService/Events',
+                request_serializer=anchorstore_dot_v1_dot_store__pb2.EventsRequest.SerializeToString,
+                response_deserializer=anchorstore_dot_v1_dot_store__pb2.EventsResponse.FromString,
+                _registered_method=True)
 
 
 class StoreServiceServicer(object):
@@ -160,6 +165,14 @@ class StoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Events(self, request, context):
+        """Tells what the engine's own cache holds, uses and pins, in batches.  Steers eviction; never
+        deletes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -212,6 +225,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.Touch,
                     request_deserializer=anchorstore_dot_v1_dot_store__pb2.TouchRequest.FromString,
                     response_serializer=anchorstore_dot_v1_dot_store__pb2.TouchResponse.SerializeToString,
+            ),
+            'Events': grpc.unary_unary_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=anchorstore_dot_v1_dot_store__pb2.EventsRequest.FromString,
+                    response_serializer=anchorstore_dot_v1_dot_store__pb2.EventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -484,6 +502,33 @@ class StoreService(object):
             '/anchorstore.v1.StoreService/Touch',
             anchorstore_dot_v1_dot_store__pb2.TouchRequest.SerializeToString,
             anchorstore_dot_v1_dot_store__pb2.TouchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anchorstore.v1.StoreService/Events',
+            anchorstore_dot_v1_dot_store__pb2.EventsRequest.SerializeToString,
+            anchorstore_dot_v1_dot_store__pb2.EventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

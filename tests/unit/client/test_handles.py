@@ -9,8 +9,9 @@ import pytest
 import xxhash
 
 from anchorstore.client import NeedLast, lookups
+from anchorstore.client.blocks import BlocksBase
 from anchorstore.client.effects import Call
-from anchorstore.client.handles import BlocksBase, WindowBase
+from anchorstore.client.handles import WindowBase
 from anchorstore.errors import (
     BootChanged,
     ChecksumMismatch,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anchorstore.client.attachment import Attachment
 from anchorstore.client.handover import (
     SessionRecord,
     WindowRecord,
@@ -16,7 +17,6 @@ from anchorstore.client.handover import (
     encode_session,
     encode_window,
 )
-from anchorstore.client.session import Attachment
 from anchorstore.errors import InvalidRequest
 from anchorstore.keys import canonical_cbor
 from anchorstore.wire.v1 import store_pb2 as store

@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from anchorstore.client import NeedLast, lookups
+from anchorstore.client.attachment import Attachment
 from anchorstore.client.effects import Call, Dial, Hangup
-from anchorstore.client.session import Attachment
 from anchorstore.clock import ManualClock
 from anchorstore.errors import (
     BootChanged,

@@ -273,6 +273,38 @@ def test_load_of_two_rules_for_one_model_is_refused(file: Path) -> None:
     assert "two rules for domain a, model m" in refusal(rule + rule, file=file)
 
 
+NVME = '[tiers.nvme]\ndevices = ["/mnt/a:1GiB", "/mnt/b:1GiB"]\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "rules", "wanted"),
+    [
+        ("", ['quota = "1GiB"\nreserve = "2GiB"'], "reserve of domain a, model m0 is 2GiB"),
+        ("", ['reserve = "3GiB"'] * 2, "reserve sums to 6GiB, must not exceed the tier's 4GiB"),
+        (NVME, ['nvme_reserve = "1.5GiB"'] * 2, "nvme_reserve sums to 3GiB"),
+        (
+            '[namespaces]\nnvme_quota = "1GiB"\n' + NVME,
+            ['nvme_reserve = "1.5GiB"'],
+            "must not exceed its nvme_quota, 1GiB",
+        ),
+    ],
+)
+def test_load_of_reserves_that_cannot_be_kept_is_refused(
+    before: str, rules: list[str], wanted: str, file: Path
+) -> None:
+    text = before + "".join(
+        f'[[namespaces.rules]]\ndomain = "a"\nmodel = "m{number}"\n{rule}\n'
+        for number, rule in enumerate(rules)
+    )
+    assert wanted in refusal(text, file=file)
+
+
+def test_load_of_reserves_that_fit_is_accepted(file: Path) -> None:
+    rule = '[[namespaces.rules]]\ndomain = "a"\nmodel = "m"\nquota = "1GiB"\nreserve = "1GiB"\n'
+    file.write_text(rule + 'nvme_reserve = "9TiB"\n')  # of a tier that is not there
+    assert load(file, {}).config.namespaces.reserves() == {("a", "m"): GIB}
+
+
 @pytest.mark.parametrize(
     "sets",
     [

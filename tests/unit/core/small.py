@@ -13,6 +13,8 @@ from anchorstore.keys import Namespace
 from anchorstore.layout import AnchorLayout, Component, KvLayout, Layout, StateLayout
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import (
+    Event,
+    EventsResult,
     LookupResult,
     Need,
     NeedAll,
@@ -148,6 +150,17 @@ class Engine:
         pages = self.store.list_pages(self.root, 0, 1000).pages
         held = {page.path_hash for page in pages if page.blocks}
         return [path[i : i + 32] in held for i in range(0, len(path), 32)]
+
+    def tell(self, *said: tuple[Event, bytes], cleared: bool = False) -> EventsResult:
+        """What the engine says of pages in its own cache: (event, hashes of pages)."""
+        kinds = [int(event) for event, hashes in said for _ in range(len(hashes) // 32)]
+        return self.store.note_events(
+            self.session_id,
+            np.array(kinds, np.uint8),
+            b"".join(hashes for _, hashes in said),
+            cleared,
+            self.small.now,
+        )
 
     def release(self, *results: LookupResult) -> None:
         ids = [result.lease_id for result in results]

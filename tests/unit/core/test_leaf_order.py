@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 
+from anchorstore.server.core import leaf_order
 from anchorstore.server.core.leaf_order import LeafOrder
 from anchorstore.server.core.policies import Lru, Moment, Ttl
 from anchorstore.server.core.types import U32
@@ -80,3 +81,27 @@ def test_order_that_drifts_is_measured_when_its_patience_ends() -> None:
     pages.columns.sealed_second[1] = 0
     assert order.first(Moment(26, 61.0)) == 2, "as it was measured"
     assert order.first(Moment(27, 61.0)) == 1, "now both are old, and this was used first"
+
+
+def test_early_pages_come_first_once_announced_and_late_again_by_themselves() -> None:
+    pages, early = Flat([30, 10, 20, 40]), np.zeros(5, np.bool_)
+    order = LeafOrder(Lru(), pages.columns, pages, early=lambda rows: early[rows])
+    assert walked(order) == [2, 3, 1, 4]
+    early[[1, 4]] = True
+    order.announce_all(np.array([1, 4], np.uint32))
+    assert walked(order) == [1, 4, 2, 3]
+    early[1] = False
+    assert walked(order) == [4, 2, 3, 1]
+
+
+def test_order_told_the_same_for_ever_stays_within_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaf_order, "ENTRIES_MIN", 8)
+    pages = Flat([30, 10, 20])
+    order = LeafOrder(Lru(), pages.columns, pages)
+    assert order.first(Moment(31)) == 2
+    for _ in range(100):
+        order.announce_all(np.array([1, 2, 3], np.uint32))
+        assert len(order._heap) <= 8
+    assert walked(order) == [2, 3, 1]

@@ -4,12 +4,14 @@ Method: small mirrors and places made by hand; random walks are in tests/model.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorConfig, MirrorWork
+from anchorstore.server.core.mirror import Mirror, MirrorConfig, MirrorWork
 from anchorstore.server.core.types import Gone
-from anchorstore.transport.segment import PLACE, Places, SegmentShape
+from anchorstore.transport.segment import DEVICE_IDS_FROM, PLACE, Places, SegmentShape
 
 SEGMENT_BYTES = 5 * 4096  # a header page and 4 slots of 4 KiB, or 2 of 8 KiB
 KV, STATE = 4000, 8192
@@ -57,12 +59,12 @@ def test_block_asked_for_twice_is_copied_and_found_where_it_was_put() -> None:
     shape = SegmentShape(SEGMENT_BYTES, 4096)
     assert work.offsets.tolist() == [shape.offset(int(slot)) for slot in work.slots]
     [order] = work.formats
-    assert (order.index, order.segment_id, order.slots) == (0, IDS_FROM, PER_SEGMENT)
+    assert (order.index, order.segment_id, order.slots) == (0, DEVICE_IDS_FROM, PER_SEGMENT)
     assert not order.fresh_memory
     assert found(made, blocks) == [False, False], "it is still being written"
     made.finish(work.ticket, np.array([True, True]))
     hot = made.find(blocks)
-    assert hot["segment"].tolist() == [IDS_FROM] * 2
+    assert hot["segment"].tolist() == [DEVICE_IDS_FROM] * 2
     assert hot["slot"].tolist() == work.slots.tolist()
     assert hot["generation"].tolist() == [2, 2]
     assert hot["checksum"].tolist() == blocks["checksum"].tolist()
@@ -240,3 +242,38 @@ def test_check_finds_a_copy_that_nobody_knows_of() -> None:
     copied(made, places(0, 1))
     made._known[7].home[1] = 0
     assert len(made.check()) == 2
+
+
+def test_question_whether_blocks_have_copies_uses_none() -> None:
+    made, blocks = mirror(segments=1), places(0, 1, 2, 3)
+    copied(made, blocks)
+    made.find(places(2, 3))
+    assert made.holds(blocks).all()
+    copied(made, places(8, 9))
+    assert made.holds(places(0, 1, 2, 3, 8, 9)).tolist() == [False, False, True, True, True, True]
+    assert made.counters["copies_found"] == 2
+
+
+def test_copies_whose_blocks_are_gone_are_counted_apart_from_the_evicted() -> None:
+    made = mirror()
+    copied(made, places(0, 1, 2))
+    made.forget([Gone("acme", 7, np.array([0, 2, 900], np.uint32))])
+    assert made.counters["copies_dropped"] == 2 and not made.counters["copies_evicted"]
+
+
+def test_mirrors_that_share_ids_never_use_one_twice() -> None:
+    ids = itertools.count(DEVICE_IDS_FROM)
+    both = [Mirror(MirrorConfig(2, SEGMENT_BYTES, sightings=1), ids) for _ in range(2)]
+    for made in both:
+        work = sure(made.see(places(0), KV))
+        made.finish(work.ticket, np.array([True]))
+    found = [int(made.find(places(0))["segment"][0]) for made in both]
+    assert found == [DEVICE_IDS_FROM, DEVICE_IDS_FROM + 1]
+
+
+def test_copies_on_their_way_and_free_segments_are_counted() -> None:
+    made = mirror(segments=3, sightings=1)
+    work = sure(made.see(places(0, 1), KV))
+    assert (made.writing, made.segments_free) == (2, 2)
+    made.finish(work.ticket, np.array([True, True]))
+    assert (made.writing, made.segments_free) == (0, 2)

@@ -18,9 +18,18 @@ from anchorstore.keys import Namespace
 from anchorstore.layout import KvLayout
 from anchorstore.server.core.blocks import CHAIN_LIMIT
 from anchorstore.server.core.store import Store
-from anchorstore.server.core.work import Restored
+from anchorstore.server.core.work import KnownNamespace, Restored
 from tests.unit.core.small import ANCHOR, CONFIG, KV, Small
-from tests.unit.core.tiered import ENTRY, SHAPE, Entry, Tiered, fetch, tiers_of
+from tests.unit.core.tiered import (
+    COLD_SLOT_BYTES,
+    ENTRY,
+    SHAPE,
+    Disk,
+    Entry,
+    Tiered,
+    fetch,
+    tiers_of,
+)
 
 SEALED, KNOWN = 1, 2
 SPACE = Namespace("acme", "model", b"w" * 32)
@@ -50,7 +59,7 @@ def restored(told: Entry, **changes: Any) -> tuple[Store, Restored]:
     """A new store that was told these entries; nothing is broken."""
     config = dataclasses.replace(CONFIG, nvme=dataclasses.replace(SHAPE, **changes))
     store = Store(config, b"b" * 16)
-    found = store.restore([(SPACE, 16)], [KV, ANCHOR], told)
+    found = store.restore([KnownNamespace(SPACE, 16)], [KV, ANCHOR], told)
     assert store.check() == []
     assert found.blocks + sum(found.dropped.values()) == len(told)
     assert len(found.lost_units) == sum(found.dropped.values())
@@ -93,9 +102,23 @@ def test_restart_goes_on_above_the_generations_that_slots_have_shown() -> None:
     small.store = store
     engine = small.session()
     engine.put(engine.path(1, "new"))
-    work = store.begin_demote(8, 0.0)
-    assert work is not None
+    [work] = store.begin_demote(8, 0.0)
     assert work.unit.tolist() == [FIRST_UNIT + 2 * KV_UNITS] and work.generation.tolist() == [22]
+
+
+def test_restart_leaves_off_what_was_off_with_blocks_and_without() -> None:
+    empty = Namespace("acme", "empty", b"w" * 32)
+    small = Small(nvme=SHAPE)
+    store = small.store
+    known = [KnownNamespace(SPACE, 16, False), KnownNamespace(empty, 3, False)]
+    store.restore(known, [KV, ANCHOR], entries(2))
+    assert store.check() == []
+    assert {space.model: space.enabled for space in store.status(0.0).namespaces} == {
+        SPACE.model: False, "empty": False,
+    }  # fmt: skip
+    known = [store.set_enabled(space.root_digest(), True) for space in (SPACE, empty)]
+    assert known == [KnownNamespace(SPACE, 16, True), KnownNamespace(empty, 3, True)]
+    assert [space.model for space in store.status(0.0).namespaces] == [SPACE.model]
 
 
 def test_restart_evicts_leaves_first() -> None:
@@ -129,7 +152,7 @@ def test_restart_two_devices_that_name_one_namespace_twice_are_one() -> None:
     told["namespace"][2:] = 1
     config = dataclasses.replace(CONFIG, nvme=SHAPE)
     store = Store(config, b"b" * 16)
-    found = store.restore([(SPACE, 16), (SPACE, 16)], [KV, KV], told)
+    found = store.restore([KnownNamespace(SPACE, 16)] * 2, [KV, KV], told)
     assert found.pages == 4 and store.check() == []
     assert len(store.status(0.0).namespaces) == 1
 
@@ -186,7 +209,7 @@ def test_restart_more_blocks_a_page_than_a_chain_may_have_are_dropped() -> None:
     told["unit"] = FIRST_UNIT + KV_UNITS * np.arange(len(layouts))
     shape = dataclasses.replace(SHAPE, segments=100)
     store = Store(dataclasses.replace(CONFIG, nvme=shape), b"b" * 16)
-    found = store.restore([(SPACE, 16)], layouts, told)
+    found = store.restore([KnownNamespace(SPACE, 16)], layouts, told)
     assert found.blocks == CHAIN_LIMIT and store.check() == []
 
 
@@ -212,4 +235,77 @@ def test_restart_into_a_store_in_use_is_a_bug() -> None:
     engine = small.session()
     engine.put(engine.path(1))
     with pytest.raises(AssertionError, match="a restart of a store in use"):
-        small.store.restore([(SPACE, 16)], [KV], entries(1))
+        small.store.restore([KnownNamespace(SPACE, 16)], [KV], entries(1))
+
+
+def test_restart_with_a_smaller_quota_comes_down_to_it_with_the_next_write() -> None:
+    quota = 4 * COLD_SLOT_BYTES
+    small = Tiered(segments=8, nvme={"quotas": {("acme", "model"): quota}})
+    disk = Disk()
+    before = Tiered(disk, segments=8)
+    before.session(layouts=[KV]).put(before.session(layouts=[KV]).path(6))
+    assert before.write_all() == 6
+    small.disk = disk
+    small.store.restore(disk.namespaces, disk.layouts, disk.entries())
+    [space] = small.store.status(0.0).namespaces
+    assert (space.cold_bytes, space.cold_quota_bytes) == (6 * COLD_SLOT_BYTES, quota)
+    engine = small.session(layouts=[KV])
+    engine.put(engine.path(1, "new"))
+    assert small.write_all() == 1
+    [space] = small.store.status(0.0).namespaces
+    assert space.cold_bytes <= quota and small.store.check() == []
+
+
+def test_restart_takes_the_order_of_entries_for_the_order_of_use_whosever_they_are() -> None:
+    """Two namespaces take turns: what was used last stays, page by page."""
+    small = Tiered(segments=8, nvme={"segments": 4})
+    one, two = small.session(layouts=[KV]), small.session("globex", layouts=[KV])
+    paths = [engine.path(1, f"{number}") for number in range(4) for engine in (one, two)]
+    for number, path in enumerate(paths):
+        (one, two)[number % 2].put(path)
+        small.write_all()
+    for number in (5, 0, 7):  # of the second, the first, the second
+        assert (one, two)[number % 2].stored(paths[number]) == 1
+    units = [int(unit) for unit in small.store.take_cold_used(100)]
+    assert len(units) == 8 and len(small.store.take_cold_used(100)) == 0
+    told = np.concatenate([small.disk.journal[unit] for unit in units])
+    store = Store(small.store.config, b"c" * 16)
+    store.restore(small.disk.namespaces, small.disk.layouts, told)
+    index = store._state.index
+    by_use = np.argsort(index.stamp[1 : index.rows.top]) + 1
+    order = [index.hashes[row].tobytes() for row in by_use]
+    assert order == [paths[number] for number in (1, 2, 3, 4, 6, 5, 0, 7)]
+    assert len(store.take_cold_used(100)) == 0, "the journal knows that already"
+
+
+def test_what_was_used_is_told_in_bounded_steps_and_in_order() -> None:
+    small = Tiered(segments=8, nvme={"segments": 8})
+    engine = small.session(layouts=[KV])
+    path = engine.path(20)
+    engine.put(path)
+    small.write_all()
+    engine.stored(path)
+    state = small.store._state
+    steps = []
+    while len(units := small.store.take_cold_used(6)):
+        assert len(units) <= 6
+        steps += units.tolist()
+    pages = state.index.probe(1, np.frombuffer(path, np.uint64).reshape(-1, 4))
+    assert steps == state.blocks.cold[state.index.first_block[pages]].tolist()
+
+
+def test_index_of_many_pages_in_nvme_takes_at_most_200_bytes_a_page() -> None:
+    """Kv and anchor of each, all of the core's tables and slabs counted."""
+    count, segment_bytes = 100_000, 1024 * 8192
+    kv = np.zeros(count, ENTRY)
+    kv["path_hash"] = np.random.default_rng(1).integers(0, 2**63, (count, 4), np.uint64)
+    kv["generation"] = 2
+    anchor, at, units = kv.copy(), np.arange(count), segment_bytes // 4096
+    kv["unit"] = units * (1 + at * KV_UNITS // units) + at * KV_UNITS % units
+    anchor["unit"] = int(kv["unit"].max()) // units * units + units + at
+    anchor["kind"] = 1
+    told = np.concatenate([kv, anchor])
+    segments = int(told["unit"].max()) // units
+    store, found = restored(told, segments=segments, segment_bytes=segment_bytes)
+    assert (found.pages, found.blocks) == (count, 2 * count)
+    assert store.status(0.0).index_bytes / count <= 200

@@ -10,8 +10,8 @@ import pytest
 
 from anchorstore.server.core.admission import Admission, SecondSight, Size
 from anchorstore.server.core.policies import Fifo, FlopAware, Lfu, Lru, Policy, Priority, Slru, Ttl
-from tests.unit.core.small import Engine, Small
-from tests.unit.core.tiered import Tiered, tiers_of
+from tests.unit.core.small import KV, Engine, Small
+from tests.unit.core.tiered import Tiered, fetch, tiers_of
 
 SEALED = 1
 
@@ -133,3 +133,18 @@ def test_watermark_does_not_wait_for_what_nvme_does_not_admit() -> None:
     engine.put(engine.path(4))
     assert small.store.evict_step(0.0, 8) == 3
     assert small.store.counters["pages_evicted"] == 3 and small.store.check() == []
+
+
+def test_pages_do_not_displace_one_another_in_nvme_without_end() -> None:
+    """Flop-aware measures anew what is there; nothing is used, so nothing more is to be written."""
+    small = Tiered(segments=1, nvme={"segments": 2, "policy": FlopAware()})
+    engine = small.session(layouts=[KV])
+    for number in range(60):
+        path = engine.path(2, str(number % 7))
+        engine.release(fetch(engine, path))
+        engine.put(path)
+        rounds = 0
+        while small.write():
+            rounds += 1
+            assert rounds < 20, "the same pages are written again and again"
+    assert small.store.check() == []

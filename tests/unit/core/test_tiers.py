@@ -56,8 +56,7 @@ def test_demote_work_says_what_the_slot_must_show() -> None:
     engine = small.session()
     path = engine.path(2)
     engine.put(path, lineage=3)
-    work = small.store.begin_demote(8, 0.0)
-    assert work is not None
+    [work] = small.store.begin_demote(8, 0.0)
     assert [row.tobytes() for row in work.path_hash] == [path[:32], path[32:]]
     assert [row.tobytes() for row in work.parent_hash] == [engine.root, path[:32]]
     assert work.page.tolist() == [0, 1] and work.lineage.tolist() == [3, 3]
@@ -65,8 +64,10 @@ def test_demote_work_says_what_the_slot_must_show() -> None:
     assert work.generation.tolist() == [2, 2] and work.block_bytes.tolist() == [4096] * 2
     assert work.offset.tolist() == [4096, 8192] and work.segment_index.tolist() == [0, 0]
     assert work.kinds[int(work.kind_id[0])] == KV
-    [(namespace, max_lineage)] = work.namespaces.values()
-    assert (namespace.root_digest(), max_lineage) == (engine.root, 16)
+    [known] = work.namespaces.values()
+    assert (known.namespace.root_digest(), known.max_lineage, known.enabled) == (
+        engine.root, 16, True,
+    )  # fmt: skip
 
 
 def test_evict_page_that_is_in_nvme_is_demoted_and_found_again() -> None:
@@ -100,8 +101,8 @@ def test_block_being_written_stays_in_dram() -> None:
     engine = small.session()
     path = engine.path(4)
     engine.put(path)
-    work = small.store.begin_demote(8, 0.0)
-    assert work is not None and len(work) == 4
+    [work] = small.store.begin_demote(8, 0.0)
+    assert len(work) == 4
     assert engine.put(engine.path(1, "b")) == [DECLINED]
     assert small.finish_write(work) == 4
     assert engine.put(engine.path(1, "b")) == [SEALED]
@@ -123,8 +124,7 @@ def test_block_that_goes_while_it_is_written_never_comes_to_the_journal(act: str
     engine = small.session()
     path = engine.path(1)
     engine.put(path, lineage=2)
-    work = small.store.begin_demote(8, 0.0)
-    assert work is not None
+    [work] = small.store.begin_demote(8, 0.0)
     if act == "remove":
         small.store.remove(engine.root, None)
     else:
@@ -275,8 +275,8 @@ def test_nvme_never_gives_a_page_up_for_a_colder_one() -> None:
     path = engine.path(4)
     engine.put(path)
     engine.put(engine.path(1, "late"))
-    work = small.store.begin_demote(4, 0.0)
-    assert work is not None and small.finish_write(work) == 4
+    [work] = small.store.begin_demote(4, 0.0)
+    assert small.finish_write(work) == 4
     engine.stored(path)
     assert small.write_all() == 0
     assert tiers_of(engine, path) == ["dn"] * 4
@@ -407,24 +407,9 @@ def test_dram_alone_has_one_tier_and_no_work() -> None:
     small = Small()
     engine = small.session()
     engine.put(engine.path(2))
-    assert small.store.begin_demote(8, 0.0) is None and not len(small.store.take_cold_gone())
+    assert small.store.begin_demote(8, 0.0) == [] and not len(small.store.take_cold_gone())
     [tier] = small.store.status(0.0).tiers
     assert tier.name == "dram"
-
-
-def test_pin_keeps_pages_until_it_is_released() -> None:
-    small = Tiered(segments=1)
-    engine = small.session()
-    path = engine.path(2)
-    engine.put(path)
-    lease = small.store.pin(engine.session_id, path, 0.0)
-    assert lease and small.store.check() == []
-    fill_dram(engine, 6)
-    assert engine.present(path) == [True, True]
-    small.store.release(engine.session_id, [lease], 0.0)
-    fill_dram(engine, 6)
-    assert engine.present(path) == [False, False]
-    assert small.store.pin(engine.session_id, path, 0.0) == 0, "nothing is there to be kept"
 
 
 def test_reserved_share_is_nobody_elses() -> None:
@@ -468,3 +453,35 @@ def test_page_that_leaves_is_counted_by_reason_and_age() -> None:
     assert small.store.evict_step(130.0, 8) > 0
     assert small.store.counters["pages_left_dram_for_watermark"] > 0
     assert small.store.counters["pages_left_dram_age_60"] > 0, "used 30 seconds ago"
+
+
+def test_flood_of_promotions_leaves_memory_to_other_namespaces() -> None:
+    small = Tiered(segments=4, nvme={"segments": 16})
+    many, one = small.session(layouts=[KV]), small.session("globex", layouts=[KV])
+    paths = [many.path(2, f"flood {number}") for number in range(8)]
+    other = one.path(2)
+    for engine, path in ((one, other), *((many, path) for path in paths)):
+        engine.put(path)
+        small.write_all()
+    fill_dram(many, 16)
+    flood = [many.lookup(path).promotion for path in paths]
+    begun = [promotion for promotion in flood if promotion is not None]
+    assert 0 < len(begun) < len(paths)
+    assert small.store.counters["promotions_refused"] == len(paths) - len(begun)
+    small.read(promotion_of(one, other))
+    assert one.stored(other) == 2
+    for promotion in begun:
+        small.read(promotion)
+    small.read(promotion_of(many, paths[-1]))
+    assert small.store.check() == []
+
+
+def test_promotions_of_the_only_namespace_may_fill_memory() -> None:
+    small = Tiered(segments=4, nvme={"segments": 16})
+    engine = small.session(layouts=[KV])
+    paths = [engine.path(2, f"path {number}") for number in range(8)]
+    for path in paths:
+        engine.put(path)
+        small.write_all()
+    fill_dram(engine, 16)
+    assert all(engine.lookup(path).promotion for path in paths) and small.store.check() == []

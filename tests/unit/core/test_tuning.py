@@ -16,6 +16,7 @@ from anchorstore.server.core.policies import FlopAware, Lru
 from anchorstore.server.core.tuning import Bootstrap, Window, tune, work_saved
 from anchorstore.server.core.types import U32, U64
 from tests.unit.core.small import KV, Small
+from tests.unit.core.tiered import COLD_SEGMENT_BYTES, Tiered, fetch
 
 PAGE_BYTES = 100
 
@@ -126,3 +127,26 @@ def test_store_of_another_policy_records_nothing() -> None:
     for _ in range(200):
         engine.lookup(engine.path(1))
     assert small.store.take_window() is None
+
+
+def test_store_of_two_tiers_tunes_the_one_whose_pages_are_computed_again() -> None:
+    small = Tiered(segments=1, nvme={"segments": 2, "policy": FlopAware()})
+    engine = small.session(layouts=[KV])
+    assert small.store.last_tier == (FlopAware(), 2 * COLD_SEGMENT_BYTES)
+    for number in range(12):  # dram evicts, nvme does not
+        engine.stored(engine.path(1, "hot"))
+        engine.put(engine.path(2, str(number % 3)))
+        small.write_all()
+    state = small.store._state
+    assert state.counters["pages_demoted"] and state.counters["pages_left_nvme_for_room"] == 0
+    assert small.store.take_window() is None
+    for number in range(200):
+        engine.release(fetch(engine, engine.path(2, str(number % 7))))
+        engine.put(engine.path(2, str(number % 7)))
+        small.write_all()
+    assert state.counters["pages_left_nvme_for_room"] > 0
+    assert small.store.take_window() is not None
+    small.store.follow(FlopAware(alpha=0.3))
+    assert small.store.last_tier[0] == FlopAware(alpha=0.3) != state.dram.queues.policy
+    engine.put(engine.path(2, "new"))
+    assert small.write_all() == 2 and small.store.check() == []

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anchorstore.keys import Namespace
 from anchorstore.layout import Component, Layout
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import LookupResult, Need, NeedAll, NvmeShape
-from anchorstore.server.core.work import DemoteWork, PromoteWork, Promotion, Restored
+from anchorstore.server.core.work import (
+    DemoteWork,
+    KnownNamespace,
+    PromoteWork,
+    Promotion,
+    Restored,
+)
 from tests.unit.core.small import CONFIG, Engine, Small
 
 SHARES = {Component.KV: 1.0, Component.ANCHOR: 1.0, Component.STATE: 1.0}
@@ -38,7 +43,7 @@ class Disk:
 
     slots: dict[int, tuple[bytes, int, int]] = dataclasses.field(default_factory=dict)
     journal: dict[int, Entry] = dataclasses.field(default_factory=dict)
-    namespaces: list[tuple[Namespace, int]] = dataclasses.field(default_factory=list)
+    namespaces: list[KnownNamespace] = dataclasses.field(default_factory=list)
     layouts: list[Layout] = dataclasses.field(default_factory=list)
 
     def write(self, work: DemoteWork, which: Sequence[int]) -> None:
@@ -96,8 +101,8 @@ class Tiered(Small):
 
     def write(self, limit: int = 64, failing: bool = False) -> int:
         """One batch to nvme; how many blocks have a place there now."""
-        work = self.store.begin_demote(limit, self.now)
-        return 0 if work is None else self.finish_write(work, failing)
+        works = self.store.begin_demote(limit, self.now)
+        return sum(self.finish_write(work, failing) for work in works)
 
     def finish_write(self, work: DemoteWork, failing: bool = False) -> int:
         """Writes and notes a batch."""

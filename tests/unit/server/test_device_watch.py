@@ -39,7 +39,9 @@ class Core:
 
 def device(base_unit: int, segments: int) -> Any:
     health = types.SimpleNamespace(state=State.HEALTHY)
-    return types.SimpleNamespace(base_unit=base_unit, segments=segments, health=health)
+    queue = types.SimpleNamespace(is_stuck=False)
+    queue.is_stalled = lambda: queue.is_stuck
+    return types.SimpleNamespace(base_unit=base_unit, segments=segments, health=health, queue=queue)
 
 
 @pytest.fixture
@@ -111,3 +113,19 @@ def test_device_that_is_back_in_time_loses_nothing(
         clock.advance(device_watch.LOST_SECONDS - 1.0)
     watch.look()
     assert "lose" not in [word for word, _ in core.take()]
+
+
+def test_device_that_does_not_answer_is_closed_until_it_does(
+    watch: DeviceWatch, core: Core, devices: list[Any], clock: ManualClock
+) -> None:
+    devices[0].queue.is_stuck = True
+    watch.look()
+    clock.advance(2 * device_watch.CLOSED_SECONDS)
+    watch.look()
+    assert core.take() == [("close", [1, 2])], "no attempt: it has work that it does not end"
+    devices[0].queue.is_stuck = False
+    watch.look()
+    assert core.take() == [], "it may be stuck again at once"
+    clock.advance(device_watch.CALM_SECONDS)
+    watch.look()
+    assert core.take() == [("reopen", [1, 2])]

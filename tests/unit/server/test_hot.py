@@ -14,19 +14,17 @@ import numpy as np
 import pytest
 import xxhash
 
-from anchorstore.config.hbm import DEVICE, HbmConfig
-from anchorstore.errors import ConfigError, InvalidRequest
-from anchorstore.server.core.mirror import IDS_FROM, Mirror, MirrorConfig
+from anchorstore.errors import InvalidRequest
+from anchorstore.server.core.mirror import Mirror, MirrorConfig
 from anchorstore.server.core.types import BlockColumns, Gone
-from anchorstore.server.hot import Hot, is_hbm, open_hot
+from anchorstore.server.hot import Hot
 from anchorstore.server.mover import CopyPlan, CopyResult, copy_slice
 from anchorstore.testing.fake_cuda import FakeCuda, FakeGpu
 from anchorstore.tiers.dram import DramTier
 from anchorstore.tiers.hbm import HbmOptions, daemon_tier
 from anchorstore.transport import cuda
-from anchorstore.transport.cuda_driver import DriverDevice
 from anchorstore.transport.device_memory import DeviceSegment, OpenSlab
-from anchorstore.transport.segment import PLACE, Places, SegmentShape, SegmentView
+from anchorstore.transport.segment import DEVICE_IDS_FROM, PLACE, Places, SegmentShape, SegmentView
 
 BOOT = bytes(16)
 SEGMENT_BYTES = 2 * 2**20
@@ -114,6 +112,7 @@ class World:
         return found
 
     async def rest(self) -> None:
+        await asyncio.sleep(0)  # copies begin once the answer has gone out
         for _ in range(10_000):
             if not self.hot.mirror._open:
                 return
@@ -121,14 +120,14 @@ class World:
         raise AssertionError("a copy never ended")
 
     def view(self, segment_id: int) -> SegmentView:
-        descriptor = self.hot.descriptor(segment_id)
+        descriptor = self.hot.head_of(segment_id)[0]
         mapped = mmap.mmap(descriptor, SEGMENT_BYTES, prot=mmap.PROT_READ)
         return SegmentView(memoryview(mapped), BOOT, segment_id)
 
     def read(self, place: np.void) -> bytes | None:
         """As an engine reads a block on its device; None where it did not stand."""
         segment_id, slot, generation, _ = place.tolist()
-        segment = DeviceSegment(self.view(segment_id), self.slab, self.hot.start_of(segment_id))
+        segment = DeviceSegment(self.view(segment_id), self.slab, self.hot.head_of(segment_id)[1])
         block = segment.block(slot, BLOCK_BYTES)
         found, stream = np.zeros(BLOCK_BYTES, np.uint8), self.engine.make_stream()
         self.engine.to_host(found.ctypes.data, block.address, block.size_bytes, stream)
@@ -153,7 +152,7 @@ async def test_blocks_looked_up_again_are_read_on_the_device(world: World) -> No
     for _ in range(2):
         assert not (await world.look())["segment"].any()
     found = await world.look()
-    assert all(is_hbm(int(segment)) for segment in found["segment"])
+    assert (found["segment"] >= DEVICE_IDS_FROM).all()
     assert [world.read(place) for place in found] == [block.tobytes() for block in world.data]
     assert not world.failures and world.hot.mirror.check() == []
 
@@ -161,19 +160,21 @@ async def test_blocks_looked_up_again_are_read_on_the_device(world: World) -> No
 async def test_block_outside_of_a_segment_on_the_device_is_refused(world: World) -> None:
     for _ in range(2):
         await world.look()
-    segment = DeviceSegment(world.view(IDS_FROM), world.slab, world.hot.start_of(IDS_FROM))
+    segment = DeviceSegment(
+        world.view(DEVICE_IDS_FROM), world.slab, world.hot.head_of(DEVICE_IDS_FROM)[1]
+    )
     for slot, size in ((SHAPE.slots, 1), (-1, 1), (0, SHAPE.slot_bytes + 1)):
         with pytest.raises(InvalidRequest, match=f"bytes in slot {slot} of {SHAPE.slots}"):
             segment.block(slot, size)
     with pytest.raises(InvalidRequest, match="exceed its"):
-        DeviceSegment(world.view(IDS_FROM), world.slab, 4 * SEGMENT_BYTES)
+        DeviceSegment(world.view(DEVICE_IDS_FROM), world.slab, 4 * SEGMENT_BYTES)
 
 
 async def test_record_on_the_device_is_that_of_the_block_in_dram(world: World) -> None:
     for _ in range(2):
         await world.look()
     found = await world.look()
-    ours, theirs = world.view(IDS_FROM), world.dram.records(1)
+    ours, theirs = world.view(DEVICE_IDS_FROM), world.dram.records(1)
     for row, slot in enumerate(found["slot"].tolist()):
         shown = ours.record(slot)
         assert shown is not None
@@ -221,6 +222,15 @@ async def test_other_domain_gets_no_places(world: World) -> None:
     assert world.hot.places("others", [world.columns()], [BLOCK_BYTES]) == []
 
 
+async def test_block_gone_before_its_copy_has_begun_is_never_found(world: World) -> None:
+    await world.look()
+    world.hot.places("acme", [world.columns()], [BLOCK_BYTES])
+    world.hot.forget([Gone("acme", 5, np.arange(COUNT, dtype=np.uint32))])
+    await world.rest()
+    [found] = world.hot.places("acme", [world.columns()], [BLOCK_BYTES])
+    assert not found["segment"].any() and world.hot.mirror.used_bytes == 0
+
+
 async def test_busy_device_is_asked_for_no_more_copies() -> None:
     world = World(queue_max=0)
     for _ in range(3):
@@ -234,6 +244,7 @@ async def test_lost_device_is_said_once_and_answers_go_on_without_it(world: Worl
     for _ in range(2):
         await world.look()
     found = await world.look()
+    head = world.view(int(found["segment"][0]))
     world.gpu.lost_code = cuda.ILLEGAL_ADDRESS
     world.data[:] ^= 1
     world.seal(generation=3)
@@ -245,59 +256,10 @@ async def test_lost_device_is_said_once_and_answers_go_on_without_it(world: Worl
     status = world.hot.status()
     assert "illegal memory access" in status.offline_reason and status.blocks == 0
     assert not world.failures
-    memory = mmap.mmap(world.hot.descriptor(int(found["segment"][0])), SEGMENT_BYTES, prot=1)
-    assert memory[:8] == bytes(8), "whoever maps the head sees that it is over"
+    assert bytes(head.memory[:8]) == bytes(8), "whoever maps the head sees that it is over"
+    with pytest.raises(LookupError):
+        world.hot.head_of(int(found["segment"][0]))
     world.gpu.lost_code = cuda.SUCCESS  # for the fixture
-
-
-async def opened(world: World, written: str) -> tuple[Hot, list[str]]:
-    """The tier that a configuration names, on the world's device, and what is told of it."""
-    told: list[str] = []
-    config = HbmConfig(device=DEVICE.parse(written), segment_bytes=SEGMENT_BYTES, sightings=1)
-    hot = open_hot(
-        config,
-        world.dram,
-        BOOT,
-        told.append,
-        lambda name, error: told.append(repr(error)),
-        make_device=lambda ordinal: FakeCuda(world.gpu, ordinal),
-    )
-    return hot, told
-
-
-async def test_tier_of_the_configuration_copies_and_tells_when_it_is_lost(world: World) -> None:
-    hot, told = await opened(world, "cuda:1:8MiB")
-    world.hot, before = hot, world.hot
-    [found] = hot.places("default", [world.columns()], [BLOCK_BYTES])
-    await world.rest()
-    [found] = hot.places("default", [world.columns()], [BLOCK_BYTES])
-    assert found["segment"].all() and hot.status().device == "cuda:1 at 0000:01:00.0"
-    world.gpu.lost_code = cuda.ILLEGAL_ADDRESS
-    hot.forget([Gone("default", 5, np.arange(COUNT, dtype=np.uint32))])
-    hot.places("default", [world.columns()], [BLOCK_BYTES])
-    await world.rest()
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert len(told) == 1 and "cuda:1:8MiB is offline, the pool serves on: " in told[0]
-    assert hot.status().blocks == 0
-    hot.close()
-    world.gpu.lost_code, world.hot = cuda.SUCCESS, before
-
-
-async def test_tier_that_cannot_be_had_is_refused_by_its_key(world: World) -> None:
-    with pytest.raises(ConfigError, match=r"tiers.hbm: 512GiB cannot be had on cuda:0, .* free"):
-        await opened(world, "cuda:0:512GiB")
-    config = HbmConfig(device=DEVICE.parse("cuda:7:1GiB"))
-    missing = "libcuda-that-is-not-there.so.1"
-    with pytest.raises(ConfigError, match=r"tiers.hbm.device: cuda:7:1GiB cannot be used: libcuda"):
-        open_hot(
-            config,
-            world.dram,
-            BOOT,
-            print,
-            lambda name, error: None,
-            make_device=lambda ordinal: DriverDevice(ordinal, missing),
-        )
 
 
 async def test_broken_invariant_in_a_copy_reaches_the_supervisor(world: World) -> None:

@@ -20,7 +20,7 @@ from tests.tidy.checkout import ROOT
 CORE = ROOT / "anchorstore" / "server" / "core"
 LABELS = {
     "tier", "component", "outcome", "reason", "carrier", "method", "limit", "lineage", "event",
-    "version", "le", "device", "direction", "age",
+    "version", "le", "device", "direction", "age", "kind",
 }  # fmt: skip
 
 

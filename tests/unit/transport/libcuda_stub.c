@@ -189,6 +189,12 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream 
   return queue(to, (char *)from, size);
 }
 
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+  NEEDS_CONTEXT;
+  if (found(to) < 0 || found(from) < 0 || !stream) return BAD_VALUE;
+  return queue((char *)to, (char *)from, size);
+}
+
 CUresult cuStreamQuery(CUstream stream) {
   NEEDS_CONTEXT;
   if (!stream) return BAD_VALUE;

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from anchorstore.transport import cuda
-from anchorstore.transport.cuda_driver import Driver, DriverDevice, device_count
+from anchorstore.transport.cuda_driver import Driver, DriverDevice, DriverPlatform, device_count
 
 STUB = pathlib.Path(__file__).with_name("libcuda_stub.c")
 CUDA_HOME = pathlib.Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
@@ -142,6 +142,32 @@ def test_copies_arrive_when_their_stream_has_finished(
     assert np.array_equal(target, source[10_000:])
     device.drop_stream(stream)
     device.free(address)
+
+
+def test_copy_within_the_device_arrives_when_its_stream_has_finished(device: DriverDevice) -> None:
+    source, target, stream = device.allocate(9000), device.allocate(9000), device.make_stream()
+    data = np.arange(9000, dtype=np.uint32).view(np.uint8)[:9000]
+    found = np.zeros(9000, np.uint8)
+    device.to_device(source, data.ctypes.data, 9000, stream)
+    device.on_device(target + 1000, source, 8000, stream)
+    device.finish(stream, seconds=10.0)
+    device.to_host(found.ctypes.data, target, 9000, stream)
+    device.finish(stream, seconds=10.0)
+    assert np.array_equal(found[1000:], data[:8000])
+    with pytest.raises(cuda.CudaError, match="cuMemcpyDtoDAsync_v2"):
+        device.on_device(12345, source, 1, stream)
+    device.drop_stream(stream)
+    device.free(source)
+    device.free(target)
+
+
+def test_platform_finds_a_device_by_number_and_by_place(device: DriverDevice, library: str) -> None:
+    platform = DriverPlatform(library)
+    for found in (platform.device(1), platform.device_at(device.bus_id)):
+        assert (found.ordinal, found.bus_id) == (1, device.bus_id)
+        found.release()
+    with pytest.raises(cuda.CudaUnavailable, match="sees no device there"):
+        platform.device_at("0000:99:00.0")
 
 
 def test_stream_that_never_finishes_is_stuck(device: DriverDevice, stub: ctypes.CDLL) -> None:

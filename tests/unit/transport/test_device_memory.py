@@ -130,16 +130,29 @@ def test_fake_address_means_nothing_in_another_process(owner: FakeCuda, other: F
         other.extent(address)
 
 
-def test_fake_handle_opens_in_another_process_once_and_never_in_its_own(
+def test_fake_handle_opens_in_another_process_and_never_in_its_own(
     owner: FakeCuda, other: FakeCuda
 ) -> None:
     handle = owner.export_handle(owner.allocate(4096))
-    for process in (owner, other, other):
-        if process is other and not other.gpu.by_handle[handle].opened:
-            other.open_handle(handle)
-        else:
-            with pytest.raises(cuda.CudaError, match="invalid device context"):
-                process.open_handle(handle)
+    with pytest.raises(cuda.CudaError, match="invalid device context"):
+        owner.open_handle(handle)
+    assert other.open_handle(handle) == other.open_handle(handle)
+
+
+def test_fake_handle_opened_twice_is_closed_twice(
+    gpu: FakeGpu, owner: FakeCuda, other: FakeCuda
+) -> None:
+    memory = owner.allocate(4096)
+    handle = owner.export_handle(memory)
+    address = other.open_handle(handle)
+    other.open_handle(handle)
+    other.close_handle(address)
+    assert other.extent(address) == (address, 4096)
+    other.close_handle(address)
+    with pytest.raises(cuda.CudaError):
+        other.close_handle(address)
+    owner.free(memory)
+    assert not gpu.misuses
 
 
 def test_fake_memory_freed_while_open_or_in_use_is_a_misuse(

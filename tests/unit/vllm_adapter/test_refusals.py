@@ -59,6 +59,7 @@ def test_version_inside_of_the_range_is_accepted(version: str) -> None:
         ({"daemon": "unix:///x", "max_rows": True}, "max_rows is True, must be int"),
         ({"daemon": "unix:///x", "margin_tokens": 65}, "margin_tokens is 65"),
         ({"daemon": "unix:///x", "strategy": "exact"}, "strategy is 'exact'"),
+        ({"daemon": "unix:///x", "anchor_dtype": "int8"}, "anchor_dtype is 'int8', must be one"),
         ({"daemon": "unix:///x", "spaces_max": 0}, "spaces_max is 0"),
     ],
 )

@@ -18,9 +18,16 @@ from anchorstore.tiers.nvme.device import ENGINES, Options
 from anchorstore.tiers.nvme.engines import Engine, advanced, guarded
 from anchorstore.tiers.nvme.format import UNIT_BYTES
 from anchorstore.tiers.nvme.health import Health, State
-from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, RUN_BYTES_MAX, Job, ReadJob
+from anchorstore.tiers.nvme.jobs import (
+    RUN_BLOCKS_MAX,
+    RUN_BYTES_MAX,
+    Job,
+    ReadJob,
+    address_of,
+)
 from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
 from anchorstore.tiers.nvme.ring import Ring
+from anchorstore.tiers.nvme.ring_engine import Lane
 from anchorstore.tiers.nvme.scheduler import Bucket, Limits, Scheduler
 from anchorstore.tiers.nvme.seam import FILE_NAME
 from tests.unit.tiers.nvme.bench import Blocks, Memory, open_device, statuses, write
@@ -140,11 +147,27 @@ def test_engine_thread_that_breaks_ends_the_device_in_the_open() -> None:
 
 
 def test_advanced_drops_what_was_moved() -> None:
-    buffers = [b"abcd", b"ef", b"ghi"]
+    buffers = [memoryview(part) for part in (b"abcd", b"ef", b"ghi")]
     assert advanced(buffers, 0) == buffers
     assert advanced(buffers, 4) == [b"ef", b"ghi"]
     assert advanced(buffers, 5) == [b"f", b"ghi"]
     assert advanced(buffers, 9) == []
+
+
+def test_ring_lane_after_a_short_call_goes_on_where_the_threads_would() -> None:
+    job = job_of([0, 4, 8, 12], block_bytes=2 * 4096 + 4000)  # two pages, and two of tail
+    [run] = job.runs
+    lane = Lane(0)
+    lane.begin(run)
+    buffers = job.buffers(run, lane.scratch)
+    for moved in (1, 4096, 8192, 8193, 16384, 3 * 16384 + 8191, run.size - 1):
+        lane.begin(run)
+        lane.advance(moved // 2)
+        lane.advance(moved - moved // 2)
+        left = lane.vectors[2 * lane.first : 2 * lane.stop].tolist()
+        wanted = [(address_of(part), len(part)) for part in advanced(buffers, moved)]
+        assert list(zip(left[::2], left[1::2], strict=True)) == wanted
+        assert (lane.offset, lane.left) == (run.offset + moved, run.size - moved)
 
 
 # -- the scheduler alone
@@ -194,18 +217,31 @@ def test_scheduler_takes_reads_first_and_plans_in_turn() -> None:
     first, second, third = job_of([0, 2, 4]), job_of([10, 12]), job_of([20], is_write=True)
     for job in (third, first, second):
         subject.submit(job)
-    taken = [subject.take(wait=False) for _ in range(7)]
-    assert [run.job for run in taken if run] == [first, second, first, second, first, third]
-    assert taken[-1] is None
+    taken = [run for _ in range(4) for run in subject.take(2, wait=False)]
+    assert [run.job for run in taken] == [first, second, first, second, first, third]
 
 
 def test_scheduler_lets_writes_hold_half_of_the_depth() -> None:
     subject, _ = scheduler(depth=4)
     subject.submit(job_of([0, 2, 4], is_write=True))
-    first, second = subject.take(wait=False), subject.take(wait=False)
-    assert first and second and subject.take(wait=False) is None
-    subject.ended(first)
-    assert subject.take(wait=False)
+    first, _ = subject.take(4, wait=False)
+    assert not subject.take(1, wait=False)
+    subject.ended([first])
+    assert subject.take(1, wait=False)
+
+
+def test_scheduler_gives_the_place_of_a_landed_run_to_another_once() -> None:
+    subject, _ = scheduler(depth=1)
+    job = job_of([0, 2, 4])
+    subject.submit(job)
+    [first] = subject.take(4, wait=False)
+    assert not subject.take(1, wait=False)
+    [second] = subject.take(4, wait=False, landed=[first])
+    subject.ended([first])
+    assert not subject.take(1, wait=False), "the second is out"
+    subject.ended([second])
+    subject.ended(subject.take(4, wait=False))
+    assert job.future.done()
 
 
 def test_scheduler_with_a_full_queue_refuses_at_once() -> None:
@@ -223,28 +259,27 @@ def test_scheduler_past_the_deadline_ends_what_has_not_begun() -> None:
     job, whole = job_of([0, 2, 4]), job_of([6])
     subject.submit(job)
     subject.submit(whole)
-    run = subject.take(wait=False)
-    assert run and run.job is job
+    [run] = subject.take(1, wait=False)
+    assert run.job is job
     clock.advance(2.0)
     subject.expire()
     assert whole.future.result(0).status.tolist() == [Status.LATE]
-    assert not job.future.done() and subject.take(wait=False) is None
+    assert not job.future.done() and not subject.take(1, wait=False)
     job.status[0] = Status.OK
-    subject.ended(run)
+    subject.ended([run])
     assert job.future.result(0).status.tolist() == [1, Status.LATE, Status.LATE]
 
 
 def test_scheduler_with_a_run_out_too_long_is_stalled_until_it_ends() -> None:
     subject, clock = scheduler(deadline_seconds=2.0)
     subject.submit(job_of([0]))
-    run = subject.take(wait=False)
-    assert run
+    [run] = subject.take(1, wait=False)
     clock.advance(2.1)
     assert subject.is_stalled()
     refused = job_of([1])
     subject.submit(refused)
     assert refused.future.result(0).status.tolist() == [Status.REFUSED]
-    subject.ended(run)
+    subject.ended([run])
     assert not subject.is_stalled()
 
 
@@ -252,14 +287,14 @@ def test_scheduler_tries_a_failed_run_again_block_by_block() -> None:
     subject, _ = scheduler()
     job = job_of([0, 1, 2])
     subject.submit(job)
-    run = subject.take(wait=False)
-    assert run and (run.start, run.stop) == (0, 3)
+    [run] = subject.take(1, wait=False)
+    assert (run.start, run.stop) == (0, 3)
     subject.again(run)
     assert spans(job) == [(0, 1), (1, 2), (2, 3)]
     for _ in range(3):
-        single = subject.take(wait=False)
-        assert single and not job.future.done()
-        subject.ended(single)
+        [single] = subject.take(1, wait=False)
+        assert not job.future.done()
+        subject.ended([single])
     assert job.future.done()
 
 
@@ -271,7 +306,7 @@ def test_scheduler_closed_refuses_what_waits() -> None:
     subject.submit(late)
     assert waiting.future.result(0).status.tolist() == [Status.REFUSED]
     assert late.future.result(0).status.tolist() == [Status.REFUSED]
-    assert subject.take(wait=True) is None
+    assert not subject.take(1, wait=True)
 
 
 def test_bucket_lets_a_burst_pass_then_keeps_the_rate() -> None:

@@ -18,7 +18,9 @@ from anchorstore.errors import ConfigError
 from anchorstore.keys import Namespace
 from anchorstore.layout import AnchorLayout, Layout
 from anchorstore.tiers.nvme import format as nvme_format
+from anchorstore.tiers.nvme.device import NvmeDevice
 from anchorstore.tiers.nvme.format import ENTRY, UNIT_BYTES, Entries, FrameType
+from anchorstore.tiers.nvme.health import State
 from anchorstore.tiers.nvme.notes import (
     NamespaceNote,
     read_kind,
@@ -187,13 +189,16 @@ def test_notes_of_any_bytes_are_refused_or_are_what_would_be_written(
 
 
 def _without_gap(payload: bytes) -> bytes:
-    """Three bytes of a namespace's note mean nothing."""
-    return payload[:9] + bytes(3) + payload[12:]
+    """Two bytes of a namespace's note mean nothing."""
+    return payload[:10] + bytes(2) + payload[12:]
 
 
 def test_notes_come_back_as_they_were() -> None:
     space = NamespaceNote(Namespace("d", "m", bytes(range(32)), "lora", 128, b"\1\2"), 255)
-    assert read_namespace(write_namespace(7, space)) == (7, space)
+    for note in (space, dataclasses.replace(space, enabled=False)):
+        assert read_namespace(write_namespace(7, note)) == (7, note)
+    senseless = write_namespace(7, space)
+    assert read_namespace(senseless[:9] + b"\2" + senseless[10:]) is None
     for layout in (kind_of(256), BIG):
         assert read_kind(write_kind(9, layout)) == (9, layout)
 
@@ -249,6 +254,24 @@ def test_journal_too_small_for_what_lives_forgets_the_newest_and_serves_on(
     device = open_device(tmp_path, options=options)
     found = device.recover().entries["unit"].tolist()
     assert found == list(range(len(found))) and 300 < len(found) < 60 * 30 - dropped + 1
+    device.close()
+
+
+def test_uses_that_a_full_journal_has_no_room_for_are_no_fault(tmp_path: pathlib.Path) -> None:
+    options = dataclasses.replace(OPTIONS, journal_bytes=64 * 1024)
+    device = open_device(tmp_path, options=options)
+    number, kind = device.namespace_number(NOTE), device.kind_number(kind_of(3968))
+    entries = entries_of(list(range(500)))
+    entries["namespace"], entries["kind"] = number, kind
+    device.note_blocks(entries)
+    for _ in range(20):
+        device.note_used(np.arange(500, dtype=np.uint32))
+        device.flush().result(30)
+    assert device.health.state == State.HEALTHY and device.journal is not None
+    assert device.journal.counters["journal_compactions"] > 0
+    device.close()
+    device = open_device(tmp_path, options=options)
+    assert device.recover().entries["unit"].tolist() == list(range(500))
     device.close()
 
 
@@ -317,6 +340,26 @@ def test_unused_namespaces_and_kinds_are_forgotten_at_the_next_start(
     device.close()
 
 
+def test_namespace_that_is_off_is_remembered_without_blocks_until_it_is_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    off = dataclasses.replace(NOTE, enabled=False)
+    device = open_device(tmp_path)
+    device.namespace_number(NamespaceNote(Namespace("default", "first", bytes(32)), 16))
+    device.namespace_number(off)
+    device.close()
+    for _ in range(2):
+        device = open_device(tmp_path)
+        assert device.recover().namespaces == [off]
+        device.close()
+    device = open_device(tmp_path)
+    device.namespace_number(NOTE)
+    device.close()
+    device = open_device(tmp_path)
+    assert device.recover().namespaces == []
+    device.close()
+
+
 @pytest.mark.parametrize("copy", [0, 1])
 def test_superblock_torn_while_it_was_written_leaves_the_other_copy(
     tmp_path: pathlib.Path, copy: int
@@ -381,7 +424,8 @@ def test_footer_of_any_or_changed_bytes_is_none(junk: bytes, at: int, change: in
     assert not nvme_format.is_footer(junk, 5)
     footers = np.zeros(1, nvme_format.FOOTER)
     footers["device_key"], footers["path_hash"], footers["page"] = 5, 77, 3
-    whole = nvme_format.sealed_footers(footers)
+    nvme_format.seal_footers(footers)
+    whole = footers.tobytes()
     assert nvme_format.is_footer(whole, 5) and not nvme_format.is_footer(whole, 6)
     changed = bytearray(whole)
     changed[at] ^= change
@@ -398,3 +442,35 @@ def test_read_region_beyond_a_short_file_is_torn(tmp_path: pathlib.Path) -> None
     found = read_region(file, superblock)
     assert found.dropped == {"torn_tail": 1} and not len(found.entries)
     file.close()
+
+
+def recency_of(device: NvmeDevice) -> list[int]:
+    """Units from the one used longest ago on."""
+    found = device.recover()
+    return [int(unit) for unit in found.entries["unit"][np.argsort(found.recency)]]
+
+
+def test_order_of_use_is_the_order_in_which_units_were_named_last(tmp_path: pathlib.Path) -> None:
+    device = open_device(tmp_path)
+    device.kind_number(kind_of(128))
+    device.namespace_number(NOTE)
+    device.note_blocks(entries_of([7, 3, 9]))
+    device.note_used(np.array([5, 3], np.uint32))  # nothing lies at 5 yet
+    device.note_blocks(entries_of([5, 1], seed=2))
+    device.flush().result(10)
+    device.note_used(np.array([9], np.uint32))
+    device.note_gone(np.array([7], np.uint32))
+    device.close()
+    for _ in range(2):  # the second time from the snapshot that the first start wrote
+        device = open_device(tmp_path)
+        assert recency_of(device) == [3, 5, 1, 9]
+        device.close()
+
+
+def test_uses_of_nothing_and_of_anything_do_no_harm(tmp_path: pathlib.Path) -> None:
+    device = open_device(tmp_path)
+    device.note_used(np.array([2**32 - 1, 0, 0], np.uint32))
+    device.close()
+    device = open_device(tmp_path)
+    assert recency_of(device) == []
+    device.close()

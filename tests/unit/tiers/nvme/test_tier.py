@@ -107,6 +107,23 @@ def test_block_on_two_devices_is_recovered_once_for_good(tmp_path: pathlib.Path)
         tier.close()
 
 
+def test_namespace_is_off_where_any_device_says_so(tmp_path: pathlib.Path) -> None:
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    tier.namespace_number(dataclasses.replace(OTHER, enabled=False))
+    tier.close()
+    tier = open_tier(tmp_path / "b")  # the other one is away when it is turned on
+    tier.recover()
+    tier.namespace_number(OTHER)
+    tier.close()
+    tier = open_tier(tmp_path / "b", tmp_path / "a")
+    assert tier.recover().namespaces == [dataclasses.replace(OTHER, enabled=False)]
+    tier.namespace_number(OTHER)
+    tier.close()
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    assert tier.recover().namespaces == []
+    tier.close()
+
+
 def test_tier_with_one_device_in_use_gives_back_the_others(tmp_path: pathlib.Path) -> None:
     tier = open_tier(tmp_path / "a")
     with pytest.raises(ConfigError, match="in use"):
@@ -129,4 +146,20 @@ def test_gone_and_empty_plans_reach_the_right_device(tmp_path: pathlib.Path) -> 
     tier.close()
     tier = open_tier(tmp_path / "a", tmp_path / "b")
     assert sorted(tier.recover().entries["unit"].tolist()) == sorted(blocks.plan.unit[2:].tolist())
+    tier.close()
+
+
+def test_order_of_use_mixes_the_devices(tmp_path: pathlib.Path) -> None:
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    blocks = Blocks.made(tier, 4, 3968, first_unit=SEGMENT_UNITS)
+    on_second = np.array([False, True, False, True])
+    units = blocks.plan.unit + on_second.astype(np.uint32) * np.uint32(tier.devices[0].units)
+    blocks.plan = dataclasses.replace(blocks.plan, unit=units)
+    write(tier, blocks)
+    tier.note_used(units[[2, 1]])
+    tier.close()
+    tier = open_tier(tmp_path / "a", tmp_path / "b")
+    found = tier.recover()
+    by_use = found.entries["unit"][np.argsort(found.recency)].tolist()
+    assert set(by_use[:2]) == {units[0], units[3]} and set(by_use[2:]) == {units[2], units[1]}
     tier.close()

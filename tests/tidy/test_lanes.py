@@ -1,0 +1,31 @@
+"""Goal: a lane that is stopped leaves nobody behind.
+Method: a process that starts another one in a session of its own, as tests start servers.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from scripts.lanes import stop
+
+LANE = """
+import subprocess, sys, time
+server = subprocess.Popen(
+    [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
+    start_new_session=True, stdout=sys.stdout,
+)
+time.sleep(600)
+"""
+
+
+def test_lane_when_stopped_takes_along_servers_in_sessions_of_their_own() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LANE], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # the server runs
+    stop(process)
+    assert process.stdout.read() == ""  # ends once the last process that could write has
+    assert process.wait() < 0
+    process.stdout.close()
