@@ -105,3 +105,11 @@ def test_order_told_the_same_for_ever_stays_within_its_bound(
         order.announce_all(np.array([1, 2, 3], np.uint32))
         assert len(order._heap) <= 8
     assert walked(order) == [2, 3, 1]
+
+
+def test_order_one_page_has_the_key_it_has_among_many_early_or_not() -> None:
+    pages = Flat([30, 10, 2**40])
+    order = LeafOrder(Lru(), pages.columns, pages, early=lambda rows: np.asarray(rows != 2))
+    keys = [order.lowest_key(np.array([page], np.uint32)) for page in (1, 2, 3)]
+    assert keys == [order.key(page) for page in (1, 2, 3)]
+    assert max(keys) == keys[1], "the only one that is not early"
