@@ -185,11 +185,10 @@ class StoreCache:
 
     def _tune(self) -> None:
         """As the daemon does once, where the order is one that can be tuned."""
-        config = self.store.config
+        policy, capacity_bytes = self.store.last_tier
         window = self.store.take_window()
-        if window is not None and isinstance(config.policy, FlopAware):
-            capacity_bytes = config.segments * config.segment_bytes
-            self.tuned = tune(window, capacity_bytes, config.policy.balance_pages)
+        if window is not None and isinstance(policy, FlopAware):
+            self.tuned = tune(window, capacity_bytes, policy.balance_pages)
             self.store.follow(self.tuned)
 
     def _look_up(self, asked: bytes, now: float) -> tuple[LookupResult, bool]:
