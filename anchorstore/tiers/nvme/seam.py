@@ -13,6 +13,7 @@ import mmap
 import os
 import pathlib
 import stat
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from anchorstore.errors import ConfigError
 Log = Callable[[str], None]
 FILE_NAME = "anchorstore.nvme"
 DIRECT_BYTES = 4096
+LANDING_SECONDS, LANDING_PAUSE_SECONDS = 2.0, 0.02
 
 GONE_ERRORS = frozenset({errno.ENODEV, errno.ENXIO, errno.EBADF, errno.ESTALE, errno.ENOENT})
 """The device itself is no more."""
@@ -136,7 +138,7 @@ def _open(path: pathlib.Path, log: Log, ways: Sequence[tuple[int, bool]]) -> Dir
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise ConfigError(f"nvme: {target} is neither a file, a block device nor a directory")
-        _lock(file)
+        lock(file)
         _probe(file)
     except BaseException:
         file.close()
@@ -167,17 +169,27 @@ def _opened(target: pathlib.Path, ways: Sequence[tuple[int, bool]]) -> tuple[int
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-def _lock(file: DirectFile) -> None:
-    try:
-        fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = _lock_owner(file.descriptor)
-        by = f" (process {owner})" if owner else ""
-        raise ConfigError(f"nvme: {file.name} is in use by another process{by}") from error
+def lock(file: DirectFile, pause: Callable[[float], None] = time.sleep) -> None:
+    """Makes this process the file's owner; ConfigError where another one lives that is.
+
+    The calls of an owner that was killed may still be at the kernel, which keeps its lock until
+    they have landed: that is waited for, and nothing of ours can fall between them.
+    """
+    for _ in range(round(LANDING_SECONDS / LANDING_PAUSE_SECONDS)):
+        try:
+            fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            owner = _lock_owner(file.descriptor)
+        if owner is not None:
+            break
+        pause(LANDING_PAUSE_SECONDS)
+    by = f" (process {owner})" if owner else ""
+    raise ConfigError(f"nvme: {file.name} is in use by another process{by}")
 
 
 def _lock_owner(descriptor: int) -> int | None:
-    """Process that holds the lock, where the kernel says so."""
+    """Process that holds the lock, where the kernel says so and it still lives."""
     inode = os.fstat(descriptor).st_ino
     try:
         lines = pathlib.Path("/proc/locks").read_text().splitlines()
@@ -186,8 +198,16 @@ def _lock_owner(descriptor: int) -> int | None:
     for line in lines:
         words = line.split()
         if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
-            return int(words[4])
+            return int(words[4]) if _is_alive(int(words[4])) else None
     return None
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in ("Z", "X")
 
 
 def _probe(file: DirectFile) -> None:

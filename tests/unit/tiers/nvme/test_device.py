@@ -4,14 +4,17 @@ Method: a device on a directory; restarts are a close (or none) and an open of t
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from anchorstore.errors import ConfigError
 from anchorstore.tiers.nvme.plans import Status
-from anchorstore.tiers.nvme.seam import FILE_NAME
+from anchorstore.tiers.nvme.seam import FILE_NAME, DirectFile, lock
 from anchorstore.units import MIB
 from tests.unit.tiers.nvme.bench import (
     CAPACITY_BYTES,
@@ -173,3 +176,16 @@ def test_open_with_other_segments_starts_empty_and_stays_so(tmp_path: pathlib.Pa
         assert not len(device.recover().entries)
         device.close()
     assert not log
+
+
+def test_lock_of_an_owner_that_has_ended_is_waited_for(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "device"
+    left = os.open(path, os.O_RDWR | os.O_CREAT)  # as the kernel keeps it for calls that are out
+    taken = f"import fcntl; fcntl.flock({left}, fcntl.LOCK_EX)"
+    subprocess.run([sys.executable, "-c", taken], pass_fds=[left], check=True)
+    descriptor = os.open(path, os.O_RDWR)
+    file = DirectFile(str(path), descriptor, is_direct=False, is_read_only=False)
+    with pytest.raises(ConfigError, match=r"in use by another process$"):
+        lock(file, pause=lambda seconds: None)
+    lock(file, pause=lambda seconds: os.close(left))  # closed once: it was waited for once
+    file.close()
