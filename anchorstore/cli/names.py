@@ -31,6 +31,13 @@ def namespaces(daemon: Connection) -> list[admin_pb2.NamespaceStatus]:
     return list(answer.namespaces)
 
 
+def resolve_all(
+    spaces: Sequence[admin_pb2.NamespaceStatus], wanted: str
+) -> list[admin_pb2.NamespaceStatus]:
+    """Every namespace that `wanted` fits, say all salts of a model; UsageError for none."""
+    return [space for space in spaces if _fits(space, wanted)] or [resolve(spaces, wanted)]
+
+
 def resolve(
     spaces: Sequence[admin_pb2.NamespaceStatus], wanted: str | None
 ) -> admin_pb2.NamespaceStatus:

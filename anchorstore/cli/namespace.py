@@ -28,22 +28,35 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for name, text in _ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text)
         names.add_argument(action)
+        action.add_argument(
+            "--all",
+            action="store_true",
+            help="every namespace that fits: a model with all its salts, adapters and weights",
+        )
         connection.add_options(action)
         add_json_option(action)
 
 
 def run(args: argparse.Namespace) -> int:
     """Turns the switch."""
+    turned = []
     with connection.connect(args) as daemon:
-        space = names.resolve(names.namespaces(daemon), args.namespace)
-        request = admin_pb2.SetNamespaceRequest(
-            root_digest=space.root_digest, enabled=args.action == "enable"
-        )
-        answer = daemon.call(Method.SET_NAMESPACE, request, admin_pb2.SetNamespaceResponse)
+        spaces = names.namespaces(daemon)
+        if args.all:
+            wanted = names.resolve_all(spaces, args.namespace)
+        else:
+            wanted = [names.resolve(spaces, args.namespace)]
+        for space in wanted:
+            request = admin_pb2.SetNamespaceRequest(
+                root_digest=space.root_digest, enabled=args.action == "enable"
+            )
+            answer = daemon.call(Method.SET_NAMESPACE, request, admin_pb2.SetNamespaceResponse)
+            shown = {"root_digest": space.root_digest.hex(), "enabled": request.enabled}
+            turned.append({**shown, "until_restart": answer.until_restart})
+            if not args.json:
+                lasts = " until the daemon starts again" if answer.until_restart else ""
+                name = f"{digest(space.root_digest)} {space.domain}/{space.model}"
+                print(f"{args.action}d {name}{lasts}")
     if args.json:
-        shown = {"root_digest": space.root_digest.hex(), "enabled": request.enabled}
-        print_json({**shown, "until_restart": answer.until_restart})
-    else:
-        lasts = " until the daemon starts again" if answer.until_restart else ""
-        print(f"{args.action}d {digest(space.root_digest)} {space.domain}/{space.model}{lasts}")
+        print_json({"namespaces": turned} if args.all else turned[0])
     return 0

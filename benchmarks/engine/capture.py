@@ -253,10 +253,26 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--pairs", type=int, default=30, metavar="N", help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=4, metavar="N", help="prompts of a pair")
-    parser.add_argument("--prompt-tokens", type=int, default=1024, metavar="N")
-    parser.add_argument("--answer-tokens", type=int, default=64, metavar="N", help="at least 2")
-    parser.add_argument("--pause", type=float, default=0.3, metavar="S", help="between requests")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=4,
+        metavar="N",
+        help="prompts of a pair (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=1024, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--answer-tokens", type=int, default=64, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="seconds between requests (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--model", type=pathlib.Path, metavar="DIR", help="default: random weights")
     parser.add_argument(

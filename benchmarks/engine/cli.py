@@ -50,6 +50,7 @@ EXAMINED = (
 )
 """Variants by default: of a trace, and of exams with the controls beside them."""
 
+TOKEN_IDS_HELP = "ids that prompts are made of (default: the model's; of an endpoint 3:250)"
 PAIRS_BY_DEPTH = ("branches", "fresh")
 
 
@@ -127,9 +128,11 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         help="of each depth (default: %(default)s); mixed traces send four times as many in all",
     )
     what.add_argument("--seed", type=int, default=0, metavar="N")
-    what.add_argument("--context", type=int, metavar="TOKENS", help="default: 4800 or the model's")
+    what.add_argument(
+        "--context", type=int, metavar="TOKENS", help="default: 4800 or the model's; at least 1024"
+    )
     what.add_argument("--answer-tokens", type=int, default=16, metavar="N")
-    what.add_argument("--token-ids", type=token_range, metavar="FIRST:STOP", help="of prompts")
+    what.add_argument("--token-ids", type=token_range, metavar="FIRST:STOP", help=TOKEN_IDS_HELP)
     what.add_argument(
         "--margin",
         type=int,

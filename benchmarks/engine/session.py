@@ -40,7 +40,8 @@ from benchmarks.engine.traces import Shape, Trace, generate
 CONTEXT_TOKENS = 4800
 """Room for branches at every depth to 4096 and some beyond."""
 
-ENDPOINT_TOKENS = (1000, 30000)
+ENDPOINT_TOKENS = (3, 250)
+"""Every vocabulary has them: vLLM without a tokenizer does not look whether an id is in its own."""
 """Ids that prompts are made of where nothing is known of an endpoint's vocabulary."""
 
 

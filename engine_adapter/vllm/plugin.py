@@ -24,11 +24,27 @@ MODELS = {
 """vLLM's name of a model class -> module in models/ that taps it."""
 
 
+def join_logs(ours: logging.Logger, theirs: logging.Logger) -> None:
+    """Our lines go where vLLM's go, from the same level on, unless somebody has decided otherwise.
+
+    vLLM gives handlers to its own logger alone; without this, reasons would be said to nobody.
+    """
+    if any(not isinstance(handler, logging.NullHandler) for handler in ours.handlers):
+        return
+    for handler in theirs.handlers:
+        ours.addHandler(handler)
+    if theirs.handlers:
+        ours.propagate = theirs.propagate
+    if ours.level == logging.NOTSET:
+        ours.setLevel(theirs.level)
+
+
 def register() -> None:
     """Registers the tapped model classes under vLLM's own names."""
     import vllm
     from vllm import ModelRegistry
 
+    join_logs(logging.getLogger("anchorstore"), logging.getLogger("vllm"))
     reason = version_refusal(vllm.__version__)
     if reason:
         log.warning("%s", reason)

@@ -165,6 +165,17 @@ def adapter_of(lora: Any) -> str:
 
 def scheduler_half(common: Common) -> SchedulerHalf:
     """Looks up in sessions that know every shard."""
+    settings = common.settings
+    log.info(
+        "prefixes of weights %s from %s: pages of %d tokens, %d rows kept in %s, margin %d, %s",
+        common.weights.hex()[:12],
+        settings.daemon,
+        settings.page_tokens,
+        settings.rows_per_page,
+        common.anchor_layout.dtype,
+        settings.margin_tokens,
+        settings.strategy,
+    )
     layouts: list[Layout] = [common.shard_layout(shard) for shard in range(common.shards)]
     layouts.append(common.anchor_layout)
     options = common.settings.lookup_options("vllm-scheduler")

@@ -443,6 +443,22 @@ def test_namespace_switch_names_the_root_and_the_state(
     assert daemon.requests[-1] == (Method.SET_NAMESPACE, wanted)
 
 
+def test_namespace_switch_with_all_turns_every_namespace_of_a_model(
+    say: Say, socket_path: Path
+) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, out, _ = say("namespace", "disable", "qwen", "--all")
+    assert (code, len(out.splitlines())) == (0, 2)
+    turned = [item for method, item in daemon.requests if method is Method.SET_NAMESPACE]
+    assert [(item.root_digest, item.enabled) for item in turned] == [
+        (ROOT_A, False),
+        (ROOT_B, False),
+    ]
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        assert say("namespace", "disable", "team-c/qwen", "--all")[0] == 2
+    assert [method for method, _ in daemon.requests] == [Method.LIST]
+
+
 def test_namespace_switch_that_no_restart_will_know_of_says_so(say: Say, socket_path: Path) -> None:
     answer = admin_pb2.SetNamespaceResponse(until_restart=True)
     with CannedDaemon(socket_path, {**ANSWERS, Method.SET_NAMESPACE: answer}):

@@ -1,16 +1,19 @@
 """Goal: what cannot work is refused before a token is computed, and the reason names the thing.
+And the reason is said where people look.
 Method: one fact wrong at a time; extra configs with a wrong key, type or value; versions.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import pytest
 
 from anchorstore.errors import ConfigError, ModelError
 from engine_adapter.vllm.checks import Facts, check, refusal, version_refusal
+from engine_adapter.vllm.plugin import join_logs
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 
 GOOD = Facts("", 1, 1, "sha256", "auto", True, 1, (), False)
@@ -71,3 +74,29 @@ def test_extra_config_that_makes_no_sense_is_refused(extra: dict[str, Any], word
 def test_extra_config_with_a_daemon_alone_takes_the_defaults() -> None:
     assert settings_from_extra({"daemon": "unix:///x"}) == Settings("unix:///x")
     assert settings_from_extra({"daemon": "unix:///x", "ratio": 1}).budget.ratio == 1
+
+
+def test_lines_of_the_adapter_go_where_the_engine_s_own_go() -> None:
+    theirs, ours = logging.Logger("theirs"), logging.Logger("ours")
+    theirs.setLevel(logging.INFO)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    theirs.addHandler(handler)
+    theirs.propagate = False
+    ours.addHandler(logging.NullHandler())  # as the client library does
+    join_logs(ours, theirs)
+    join_logs(ours, theirs)  # vLLM may load a plugin twice
+    ours.debug("detail")
+    ours.warning("reason")
+    assert said == ["reason"]
+    assert not ours.propagate
+
+
+def test_lines_of_the_adapter_stay_where_somebody_has_sent_them() -> None:
+    theirs, ours = logging.Logger("theirs"), logging.Logger("ours")
+    theirs.addHandler(logging.StreamHandler())
+    own = logging.StreamHandler()
+    ours.addHandler(own)
+    join_logs(ours, theirs)
+    assert ours.handlers == [own]
