@@ -5,7 +5,7 @@
     model-00001.safetensors --+   (name, dtype, shape, SHA-256 of the bytes)
     model-00002.safetensors --+-> (name, dtype, shape, SHA-256 of the bytes)  sorted by name
                                   ...                                              |
-    .anchorstore-weights.json  <-- digest, names, sizes, mtimes  <-- SHA-256 of canonical CBOR
+    .anchorstore-weights.json  <-- digest, names, sizes, times   <-- SHA-256 of canonical CBOR
 
 Reads the safetensors format itself (8 bytes of length, a JSON header, the data), with bounds, a
 megabyte at a time; torch is not needed.  The result is cached beside the weights, or in the
@@ -73,8 +73,14 @@ def weights_digest(directory: pathlib.Path, cache: pathlib.Path | None = None) -
     Raises:
         ModelError: no safetensors file, one that breaks the format, or one that changed meanwhile.
     """
-    files = weight_files(directory)
-    before = _stamps(files)
+    return digest_of_files(directory, weight_files(directory), cache)
+
+
+def digest_of_files(
+    directory: pathlib.Path, files: list[pathlib.Path], cache: pathlib.Path | None = None
+) -> bytes:
+    """The same of `files`, which lie in `directory`."""
+    before = stamps_of(files)
     places = (directory / CACHE_NAME, _fallback(directory, cache))
     for place in places:
         cached = _read_cache(place, before)
@@ -82,7 +88,7 @@ def weights_digest(directory: pathlib.Path, cache: pathlib.Path | None = None) -
             return cached
     with concurrent.futures.ThreadPoolExecutor(min(READERS, len(files))) as pool:
         hashed = [row for rows in pool.map(_hash_file, files) for row in rows]
-    if _stamps(files) != before:
+    if stamps_of(files) != before:
         raise ModelError(f"{directory}: the weights changed while they were read")
     digest = digest_of_tensors(hashed)
     _write_cache(places, before, digest)
@@ -222,13 +228,20 @@ def _hash_range(file: BinaryIO, entry: TensorEntry, name: str) -> bytes:
 # ---- the cache -------------------------------------------------------------------------------
 
 
-def _stamps(files: list[pathlib.Path]) -> list[list[Any]]:
-    """Name, size and modification time of each file."""
+def stamps_of(files: list[pathlib.Path]) -> list[list[Any]]:
+    """Name, size, times of modification and of change, and inode of each file.
+
+    A tool can set the modification time back (`cp -p`, `rsync -t`), but not the time of change; a
+    file that is moved into another's place has another inode.
+    """
     try:
         stats = [(path.name, path.stat()) for path in files]
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror}") from error
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    return [
+        [name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        for name, stat in stats
+    ]
 
 
 def _fallback(directory: pathlib.Path, cache: pathlib.Path | None) -> pathlib.Path:

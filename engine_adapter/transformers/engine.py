@@ -153,7 +153,7 @@ class Engine:
         if client_address is not None:
             namespace = NamespaceSpec(
                 model_name or directory.resolve().name,
-                weights_digest(directory),
+                loaded.digest(weights_digest(directory)),
                 adapter=adapter,
                 page_tokens=page_tokens,
                 salt=salt,

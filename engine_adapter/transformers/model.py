@@ -22,6 +22,7 @@ import transformers
 from anchorstore.errors import ModelError
 from anchorstore.families import AnchorSpec, spec_from_config
 from anchorstore.layout import AnchorLayout, KvLatentLayout, KvLayout
+from anchorstore.model_digest import model_digest
 from engine_adapter.capture import AnchorRecorder, ResidualTap
 from engine_adapter.transformers.families import TransformersStack
 
@@ -95,6 +96,13 @@ class LoadedModel:
         if self.spec.kv_latent_width is None:
             return 0
         return int(self.model.config.get_text_config(decoder=True).kv_lora_rank)
+
+    def digest(self, weights: bytes) -> bytes:
+        """Names what it computes; `weights` is the digest of what it was loaded from."""
+        config = self.model.config.get_text_config(decoder=True).to_dict()
+        whole = getattr(self.model.config, "quantization_config", None)
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return model_digest(weights, config, dtype, quantization_config=whole)
 
     def new_cache(self) -> Any:
         """An empty transformers cache of the model's own kind."""

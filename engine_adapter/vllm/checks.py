@@ -29,6 +29,7 @@ class Facts:
         attention_groups: groups of full-attention layers in its cache.
         other_groups: kinds of groups that are neither full attention nor linear.
         is_sequence_parallel: whether the residual stream is cut over the workers.
+        load_format: how the weights are read.
     """
 
     speculative_method: str
@@ -40,6 +41,7 @@ class Facts:
     attention_groups: int
     other_groups: tuple[str, ...]
     is_sequence_parallel: bool
+    load_format: str
 
 
 def refusal(facts: Facts) -> str:
@@ -65,6 +67,8 @@ def refusal(facts: Facts) -> str:
         return f"the model has {facts.other_groups[0]} layers, which are not supported"
     if facts.is_sequence_parallel:
         return "sequence parallelism cuts the residual stream; turn it off"
+    if facts.load_format == "dummy":
+        return "load-format is 'dummy': random weights are not those that the digest names"
     return ""
 
 

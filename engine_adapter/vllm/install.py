@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,8 @@ import anchorstore
 from anchorstore.errors import ModelError
 from anchorstore.families import AnchorSpec, spec_from_config
 from anchorstore.layout import AnchorLayout
+from anchorstore.model_digest import model_digest
+from anchorstore.weights import weights_digest
 from engine_adapter.vllm.families import Family, decoder_of, family_of
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 from engine_adapter.vllm.taps import OWNER, AnchorPool, tap
@@ -26,6 +29,10 @@ from engine_adapter.vllm.taps import OWNER, AnchorPool, tap
 CONNECTOR = "AnchorStoreConnector"
 MODEL = "anchorstore.model"
 MARK = "anchorstore"
+PLAIN_LOAD_FORMATS = frozenset(
+    ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer")
+)
+"""They read the safetensors files as they are, each in its way."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +78,25 @@ def model_directory(vllm_config: Any) -> pathlib.Path:
         return pathlib.Path(snapshot_download(name, revision=revision, local_files_only=True))
     except OSError as error:
         raise ModelError(f"vllm: no weights of {name!r} on this machine: {error}") from error
+
+
+def digest_of(vllm_config: Any, state_specs: Iterable[Any]) -> bytes:
+    """Names what the configured model computes: its weights, and all that changes its numbers.
+
+    `state_specs`: vLLM's cache specs of the linear layers, whose dtypes their states are kept in.
+    """
+    model, load_format = vllm_config.model_config, str(vllm_config.load_config.load_format)
+    states = {"/".join(str(dtype) for dtype in spec.dtypes) for spec in state_specs}
+    return model_digest(
+        weights_digest(model_directory(vllm_config)),
+        model.hf_text_config.to_dict(),
+        str(model.dtype).removeprefix("torch."),
+        quantization=model.quantization,
+        quantization_args=model.quantization_config,
+        quantization_config=getattr(model.hf_config, "quantization_config", None),
+        load_format="" if load_format in PLAIN_LOAD_FORMATS else load_format,
+        states=sorted(states),
+    )
 
 
 def install(model: nn.Module, vllm_config: Any) -> None:

@@ -144,8 +144,11 @@ class SchedulerHalf:
 
     def _entry(self, request: Any) -> Entry:
         self._requests[request.request_id] = request
-        space = space_of(request, self._adapter_of, self._epoch)
-        return self._ledger.enter(request.request_id, space)
+        entry = self._ledger.entries.get(request.request_id)
+        if entry is None:
+            space = space_of(request, self._adapter_of, self._epoch)
+            entry = self._ledger.enter(request.request_id, space)
+        return entry
 
     def _lineage_at(self, request: Any, entry: Entry, tokens: int) -> int:
         """Replays behind what vLLM's own cache holds of the request's first `tokens`."""

@@ -24,14 +24,14 @@ from anchorstore.client import Client, ClientOptions, NamespaceSpec
 from anchorstore.errors import ModelError
 from anchorstore.families import AnchorSpec
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
-from anchorstore.weights import weights_digest
+from engine_adapter.vllm.adapters import Adapters
 from engine_adapter.vllm.checks import Facts, check
 from engine_adapter.vllm.families import family_of
 from engine_adapter.vllm.geometry import Geometry, Share, Stored, shard_count, share_of_rank
 from engine_adapter.vllm.install import (
     MODEL,
     anchor_layout_of,
-    model_directory,
+    digest_of,
     settings_of,
     spec_of,
 )
@@ -73,6 +73,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any) -> Facts:
         attention_groups=sum(type(spec) is FullAttentionSpec for spec in kinds),
         other_groups=tuple(others),
         is_sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)),
+        load_format=str(vllm_config.load_config.load_format),
     )
 
 
@@ -84,6 +85,7 @@ class Common:
         attention_group: number of vLLM's group of full-attention layers.
         state_groups: its groups of linear layers, by number.
         shards: pieces that the key-value heads are stored in.
+        weights: digest of the model: its weights and its configuration.
         loads, saves: by kv_role, whether prefixes are looked up and pages are put.
     """
 
@@ -131,7 +133,7 @@ class Common:
             kv_layout,
             anchor_layout_of(spec, settings),
             shard_count(spec.kv_heads, settings.kv_shards),
-            weights_digest(model_directory(vllm_config)),
+            digest_of(vllm_config, [group.kv_cache_spec for group in states.values()]),
             vllm_config.kv_transfer_config.is_kv_consumer,
             vllm_config.kv_transfer_config.is_kv_producer,
         )
@@ -151,16 +153,6 @@ class Common:
         return Client.connect(
             self.settings.daemon, namespace=self.namespace(key), layouts=layouts, options=options
         )
-
-
-def adapter_of(lora: Any) -> str:
-    """Identity of a LoRA adapter: its name and what its weights are; "" where they have none."""
-    try:
-        digest = weights_digest(pathlib.Path(lora.lora_path))
-    except ModelError as error:
-        log.warning("adapter %s is not cached: %s", lora.lora_name, error)
-        return ""
-    return f"{lora.lora_name}:{digest.hex()}"
 
 
 def scheduler_half(common: Common) -> SchedulerHalf:
@@ -191,7 +183,7 @@ def scheduler_half(common: Common) -> SchedulerHalf:
         common.shards,
         list(common.state_groups),
         spaces,
-        adapter_of,
+        Adapters(common.vllm_config.lora_config),
         common.vllm_config.parallel_config.tensor_parallel_size,
         2 * common.kv_cache_config.num_blocks * common.geometry.pages_per_block,
         loads=common.loads,

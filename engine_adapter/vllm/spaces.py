@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from anchorstore.client import Client
-from anchorstore.errors import AnchorStoreError
+from anchorstore.errors import AnchorStoreError, UsageError
 from engine_adapter.vllm.jobs import SpaceKey
 
 log = logging.getLogger("anchorstore.vllm")
@@ -57,7 +57,8 @@ class Spaces:
     """At most `limit` clients; `connect` makes one.
 
     A new client waits for the daemon as long as its deadline; so once one has waited in vain, no
-    other is made for `retry_seconds`.
+    other is made for `retry_seconds`.  The same goes for one that was refused, but not for a key
+    that is wrong itself: that says nothing of others.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Spaces:
                 client = self._connect(key)
             except AnchorStoreError as error:
                 log.warning("no session for adapter %r: %s", key.adapter, error)
-                self._retry_at = time.monotonic() + self._retry_seconds
+                if not isinstance(error, UsageError):
+                    self._retry_at = time.monotonic() + self._retry_seconds
                 return "refused"
             if not client.attached:
                 self._retry_at = time.monotonic() + self._retry_seconds

@@ -10,13 +10,17 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from anchorstore.keys import SALT_BYTES_MAX
 from engine_adapter.vllm.jobs import SpaceKey
 
 
 def space_of(request: Any, adapter_of: Callable[[Any], str], epoch: bytes) -> SpaceKey:
-    """Adapter and salt of a request; `epoch` keeps apart what was cached before a reset."""
-    salt = (request.cache_salt or "").encode()
-    if epoch:
+    """Adapter and salt of a request; `epoch` keeps apart what was cached before a reset.
+
+    A salt that is longer than a namespace takes stands there as its SHA-256.
+    """
+    salt = (request.cache_salt or "").encode(errors="surrogatepass")
+    if epoch or len(salt) > SALT_BYTES_MAX:
         salt = hashlib.sha256(epoch + salt).digest()
     lora = request.lora_request
     return SpaceKey(adapter_of(lora) if lora is not None else "", salt)

@@ -316,6 +316,19 @@ def test_cache_with_rubbish_is_ignored_and_replaced(content: bytes, tmp_path: pa
     assert (folder / CACHE_NAME).read_text() == good
 
 
+def test_cache_is_not_good_for_weights_whose_time_was_set_back(tmp_path: pathlib.Path) -> None:
+    folder = model(tmp_path)
+    first, path = digest(folder), folder / "model.safetensors"
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    now = path.stat()
+    assert (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert digest(folder) != first
+
+
 def test_cache_with_a_digest_of_another_length_is_ignored(tmp_path: pathlib.Path) -> None:
     folder = model(tmp_path)
     first = digest(folder)

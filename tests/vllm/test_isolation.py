@@ -1,11 +1,15 @@
-"""Goal: other weights under the same name never hit, and what cannot work is refused at start.
-Method: two models that differ in their seed alone, one name, one text; an engine with pages that do
-not divide its blocks.
+"""Goal: other weights under the same name never hit, nor do equal ones under another configuration,
+and what cannot work is refused at start.
+Method: two models that differ in their seed alone, one name, one text; copies of a model's folder,
+one of them with another base of the rotary embedding; an engine with pages that do not divide its
+blocks.
 """
 
 from __future__ import annotations
 
+import json
 import pathlib
+import shutil
 from typing import Any
 
 import pytest
@@ -28,6 +32,25 @@ def test_prefix_of_other_weights_is_never_found(
         assert engine.generate([prompt])[0].cached == 640
     with Served(other, tmp_path / "other", **shared) as engine:
         assert engine.generate([prompt])[0].cached == 0
+
+
+def test_prefix_of_another_configuration_is_never_found(
+    models: pathlib.Path, daemon: Daemon, tmp_path: pathlib.Path
+) -> None:
+    prompt = text(111, 700)
+    shared: dict[str, Any] = {"daemon": daemon.address, "extra": {**EVERY_ROW, "model": "tiny"}}
+    first, copy, other = tiny.make("qwen3_5", models), tmp_path / "copy", tmp_path / "edited"
+    for folder in (copy, other):
+        shutil.copytree(first, folder)
+    config = json.loads((other / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 50.0
+    (other / "config.json").write_text(json.dumps(config))
+    with Served(first, tmp_path / "first", **shared) as engine:
+        engine.generate([prompt])
+        engine.reset()  # what it stored has arrived
+    for folder, cached in ((other, 0), (copy, 640)):
+        with Served(folder, tmp_path / f"{folder.name}.log", **shared) as engine:
+            assert engine.generate([prompt])[0].cached == cached
 
 
 def test_pages_that_do_not_divide_a_block_are_refused_at_start(

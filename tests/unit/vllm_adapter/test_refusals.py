@@ -16,7 +16,7 @@ from engine_adapter.vllm.checks import Facts, check, refusal, version_refusal
 from engine_adapter.vllm.plugin import join_logs
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 
-GOOD = Facts("", 1, 1, "sha256", "auto", True, 1, (), False)
+GOOD = Facts("", 1, 1, "sha256", "auto", True, 1, (), False, "auto")
 
 
 def test_facts_of_a_plain_hybrid_are_accepted() -> None:
@@ -36,6 +36,7 @@ def test_facts_of_a_plain_hybrid_are_accepted() -> None:
         ("attention_groups", 0, "0 groups of full-attention layers"),
         ("other_groups", ("SlidingWindowSpec",), "SlidingWindowSpec layers"),
         ("is_sequence_parallel", True, "sequence parallelism"),
+        ("load_format", "dummy", "load-format is 'dummy'"),
     ],
 )
 def test_facts_that_do_not_fit_are_refused_by_name(fact: str, value: Any, words: str) -> None:
