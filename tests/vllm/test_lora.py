@@ -1,12 +1,13 @@
 """Goal: prefixes of one LoRA adapter never serve another, nor the plain model; its own are reused.
 Method: one text under no adapter and under two; the second has the first one's name and other
-weights.  Reuse is what vLLM reports after its own cache is emptied; an adapter's answer from reused
-pages is its uncached one, the plain model's is not.
+weights, which are then put over the first one's files.  Reuse is what vLLM reports after its own
+cache is emptied; an adapter's answer from reused pages is its uncached one, the plain model's is not.
 """
 
 from __future__ import annotations
 
 import pathlib
+import shutil
 
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
@@ -36,6 +37,13 @@ def test_prefixes_of_an_adapter_are_its_own(
         reused = engine.generate([prompt], lora=first)
         engine.reset()
         plain_again = engine.generate([prompt])
+        engine.reset()
+        shutil.copy(other[2] / "adapter_model.safetensors", first[2])
+        overwritten = engine.generate([prompt], lora=first)
+        engine.reset()
+        renewed = engine.generate([prompt], lora=("style", 3, first[2]))
+    assert [run[0].cached for run in (overwritten, renewed)] == [0, 640]
+    assert distance(renewed, others) <= NOISE_LEAST
     assert [run[0].cached for run in (reused, plain_again)] == [640, 640]
     for again, before in ((reused, uncached), (plain_again, plain)):
         assert distance(again, before) <= NOISE_LEAST
