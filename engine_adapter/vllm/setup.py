@@ -21,7 +21,14 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from anchorstore.client import Client, ClientOptions, NamespaceSpec
-from anchorstore.errors import ModelError
+from anchorstore.errors import (
+    AnchorStoreError,
+    ConfigError,
+    Forbidden,
+    ModelError,
+    Unauthenticated,
+    UsageError,
+)
 from anchorstore.families import AnchorSpec
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from anchorstore.weights import weights_digest
@@ -73,6 +80,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any) -> Facts:
         attention_groups=sum(type(spec) is FullAttentionSpec for spec in kinds),
         other_groups=tuple(others),
         is_sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)),
+        expert_ranks=parallel.data_parallel_size if vllm_config.model_config.is_moe else 1,
     )
 
 
@@ -178,7 +186,13 @@ def scheduler_half(common: Common) -> SchedulerHalf:
     )
     layouts: list[Layout] = [common.shard_layout(shard) for shard in range(common.shards)]
     layouts.append(common.anchor_layout)
-    options = common.settings.lookup_options("vllm-scheduler")
+    options = settings.lookup_options("vllm-scheduler")
+    try:  # once now, while somebody looks: later a refusal is a miss
+        common.connect(SpaceKey(), layouts, options).close()
+    except (UsageError, Unauthenticated, Forbidden) as error:
+        raise ConfigError(f"vllm: {settings.daemon} refuses this engine: {error}") from error
+    except AnchorStoreError as error:
+        log.warning("%s takes no engine now: %s", settings.daemon, error)
     spaces = Spaces(
         lambda key: common.connect(key, layouts, options),
         common.settings.spaces_max,
