@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from anchorstore.errors import InvalidRequest
 from anchorstore.keys import DIGEST_BYTES, Namespace
+from anchorstore.transport.address import parse_address
 from anchorstore.transport.cuda import CudaDevice
 from anchorstore.wire.v1 import store_pb2 as store
 
@@ -180,6 +181,11 @@ class NeedLast:
 
 
 Need = NeedAll | NeedWindow | NeedLast
+
+
+def check_address(address: str) -> None:
+    """InvalidRequest where this is no address of a daemon."""
+    parse_address(address)
 
 
 def check_range(name: str, value: int, limit: int, *, least: int = 0) -> None:

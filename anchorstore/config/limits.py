@@ -35,8 +35,8 @@ class LimitsConfig:
     )
     layouts_per_session: int = setting(
         values.count(1, 64),
-        8,
-        "Layouts that a session may name: one a component and shard.",
+        16,
+        "Layouts that a session may name: one a component and shard.  An engine names up to nine.",
         "When one process reads every shard of a tensor-parallel engine.",
     )
     pages_per_call: int = setting(

@@ -23,6 +23,7 @@ class Facts:
     Attributes:
         speculative_method: "" without speculative decoding.
         pipeline_parallel, context_parallel: sizes, 1 for none.
+        expert_ranks: data-parallel ranks that share a model's experts, 1 for none.
         hash_algorithm: of its prefix cache.
         cache_dtype: of keys and values; "auto" is the model's.
         has_prefix_caching: whether its own prefix cache is on.
@@ -42,6 +43,7 @@ class Facts:
     other_groups: tuple[str, ...]
     is_sequence_parallel: bool
     load_format: str
+    expert_ranks: int = 1
 
 
 def refusal(facts: Facts) -> str:
@@ -52,6 +54,11 @@ def refusal(facts: Facts) -> str:
         return f"pipeline parallel size is {facts.pipeline_parallel}, must be 1"
     if facts.context_parallel > 1:
         return f"context parallel size is {facts.context_parallel}, must be 1"
+    if facts.expert_ranks > 1:
+        return (
+            f"data parallel size is {facts.expert_ranks}: ranks that share experts go in step, "
+            "which a replay on one of them would break; must be 1"
+        )
     if not facts.has_prefix_caching:
         return "prefix caching is off; leave it on (--enable-prefix-caching)"
     if facts.hash_algorithm not in HASHES:

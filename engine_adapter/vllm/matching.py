@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from anchorstore.client import Client, NeedAll
 from anchorstore.client.client import Window
+from anchorstore.errors import AnchorStoreError
 from engine_adapter.strategy import Need, anchor_window
 from engine_adapter.vllm.geometry import Geometry
 from engine_adapter.vllm.ledger import Entry
@@ -32,6 +34,8 @@ from engine_adapter.vllm.spaces import Spaces
 
 WINDOW_SECONDS = 1.0
 """A window that waits for blocks is looked up again after so long: leases end."""
+
+log = logging.getLogger("anchorstore.vllm")
 
 
 class Later(enum.Enum):
@@ -128,11 +132,26 @@ class Matcher:
 
     def _look_up(self, request: Any, entry: Entry, first_page: int) -> Held | Later | str:
         """The longest prefix with kv from `first_page` on, or the reason why there is none; LATER
-        while the daemon brings a longer one into memory."""
-        budget = self._budget
+        while the daemon brings a longer one into memory.
+
+        Whatever the daemon has against a question costs this request its prefix, nothing else.
+        """
         client = self._spaces.get(entry.space)
         if isinstance(client, str):
             return client
+        try:
+            found = self._ask(client, request, entry, first_page)
+        except AnchorStoreError as error:
+            log.warning("request %s is not looked up: %s", request.request_id, error)
+            return "refused"
+        if found in ("unreachable", "deadline"):
+            self._spaces.rest(str(found))
+        return found
+
+    def _ask(
+        self, client: Client, request: Any, entry: Entry, first_page: int
+    ) -> Held | Later | str:
+        budget = self._budget
         needs = self._needs(first_page)
         if client.root_digest is None:  # never attached: any call tries again
             with client.lookup(b"", needs) as window:

@@ -12,7 +12,8 @@ from typing import Any
 
 from anchorstore.client import ClientOptions
 from anchorstore.client.events import QUEUE_PAGES_DEFAULT
-from anchorstore.errors import ConfigError, ModelError
+from anchorstore.client.options import check_address
+from anchorstore.errors import ConfigError, ModelError, UsageError
 from engine_adapter.budget import (
     MARGIN_TOKENS_DEFAULT,
     MAX_ROWS_DEFAULT,
@@ -25,6 +26,22 @@ from engine_adapter.budget import (
 STRATEGIES = ("suffix_replay", "kv_only")
 ANCHOR_DTYPES = ("model", "float32")
 MEBIBYTE = 2**20
+WORD_BYTES = 256
+RANGES: dict[str, tuple[int, int]] = {
+    "max_rows": (1, 2**31 - 1),
+    "margin_tokens": (0, 2**31 - 1),
+    "kv_shards": (0, 255),
+    "deadline_seconds": (0, 60),
+    "bring_in_seconds": (0, 3600),
+    "thread_deadline_seconds": (0, 3600),
+    "retry_seconds": (0, 3600),
+    "spaces_max": (1, 65_536),
+    "staging_mebibytes": (1, 2**20),
+    "queue_mebibytes": (1, 2**20),
+    "events_queue_pages": (0, 2**24),
+    "events_settle_seconds": (0, 3600),
+    "max_lineage": (0, 255),
+}
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 """What JSON may hold for a field's annotation."""
 
@@ -49,7 +66,8 @@ class Settings:
         thread_deadline_seconds: longest that one call of a worker's threads takes, which hold up
             nobody but the request that waits for its prefix.
         retry_seconds: after a daemon did not answer, it is left alone for so long.
-        spaces_max: sessions held at a time, one an adapter and salt.
+        spaces_max: sessions held at a time, one an adapter and salt, by the scheduler and by each
+            worker: an engine holds so many times 1 + its tensor-parallel size.
         staging_mebibytes: memory a session and worker for blocks on their way to the daemon.
         queue_mebibytes: copied pages that may wait for the daemon; what comes on top is not saved.
         events_queue_pages: events of vLLM's own cache that may wait for the daemon, one a page;
@@ -73,7 +91,7 @@ class Settings:
     bring_in_seconds: float = 2.0
     thread_deadline_seconds: float = 5.0
     retry_seconds: float = 1.0
-    spaces_max: int = 64
+    spaces_max: int = 16
     staging_mebibytes: int = 16
     queue_mebibytes: int = 256
     events_queue_pages: int = QUEUE_PAGES_DEFAULT
@@ -88,18 +106,29 @@ class Settings:
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(f"vllm: {name} is {value!r}, must be one of {', '.join(known)}")
-        for name in ("spaces_max", "staging_mebibytes", "queue_mebibytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must be at least 1")
-        for name in ("events_queue_pages", "events_settle_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"vllm: {name} is {getattr(self, name)}, must not be negative")
-        if not 0 <= self.kv_shards <= 255:
-            raise ConfigError(f"vllm: kv_shards is {self.kv_shards}, must be 0 to 255")
+        for name, (least, most) in RANGES.items():
+            if not least <= getattr(self, name) <= most:  # as little as NaN is
+                raise ConfigError(
+                    f"vllm: {name} is {_shown(getattr(self, name))}, must be {least} to {most}"
+                )
+        self._check_words()
         try:
             self.budget  # noqa: B018  checks its numbers
         except ModelError as error:
             raise ConfigError(f"vllm: {error}") from error
+
+    def _check_words(self) -> None:
+        for name in ("daemon", "model", "token"):
+            try:
+                size = len(getattr(self, name).encode())
+            except UnicodeEncodeError as error:
+                raise ConfigError(f"vllm: {name} is no text: {error.reason}") from error
+            if size > WORD_BYTES:
+                raise ConfigError(f"vllm: {name} has {size} bytes, limit {WORD_BYTES}")
+        try:
+            check_address(self.daemon)
+        except UsageError as error:
+            raise ConfigError(f"vllm: daemon: {error}") from error
 
     @property
     def budget(self) -> Budget:
@@ -129,6 +158,12 @@ class Settings:
             retry_seconds=self.retry_seconds,
             staging_bytes=staging_bytes,
         )
+
+
+def _shown(value: float) -> str:
+    """A number that may have hundreds of digits."""
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:8]}... ({len(text)} digits)"
 
 
 def settings_from_extra(extra: Mapping[str, Any]) -> Settings:

@@ -21,7 +21,14 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from anchorstore.client import Client, ClientOptions, NamespaceSpec
-from anchorstore.errors import ModelError
+from anchorstore.errors import (
+    AnchorStoreError,
+    ConfigError,
+    Forbidden,
+    ModelError,
+    Unauthenticated,
+    UsageError,
+)
 from anchorstore.families import AnchorSpec
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from engine_adapter.vllm.adapters import Adapters
@@ -74,6 +81,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any) -> Facts:
         other_groups=tuple(others),
         is_sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)),
         load_format=str(vllm_config.load_config.load_format),
+        expert_ranks=parallel.data_parallel_size if vllm_config.model_config.is_moe else 1,
     )
 
 
@@ -170,7 +178,13 @@ def scheduler_half(common: Common) -> SchedulerHalf:
     )
     layouts: list[Layout] = [common.shard_layout(shard) for shard in range(common.shards)]
     layouts.append(common.anchor_layout)
-    options = common.settings.lookup_options("vllm-scheduler")
+    options = settings.lookup_options("vllm-scheduler")
+    try:  # once now, while somebody looks: later a refusal is a miss
+        common.connect(SpaceKey(), layouts, options).close()
+    except (UsageError, Unauthenticated, Forbidden) as error:
+        raise ConfigError(f"vllm: {settings.daemon} refuses this engine: {error}") from error
+    except AnchorStoreError as error:
+        log.warning("%s takes no engine now: %s", settings.daemon, error)
     spaces = Spaces(
         lambda key: common.connect(key, layouts, options),
         common.settings.spaces_max,

@@ -66,10 +66,14 @@ class Spaces:
     ) -> None:
         self._connect, self._retry_seconds = connect, retry_seconds
         self._retry_at = 0.0
+        self._rest = 0.0, ""
         self._clients = RecentClients(limit)
 
     def get(self, key: SpaceKey) -> Client | str:
         """The client of `key`, or the reason why there is none."""
+        until, reason = self._rest
+        if time.monotonic() < until:
+            return reason
         client = self._clients.get(key)
         if client is None:
             if time.monotonic() < self._retry_at:
@@ -95,6 +99,10 @@ class Spaces:
         """By the clients that there are."""
         counts = (client.counters()["events_dropped"] for client in self._clients)
         return sum(count for count in counts if isinstance(count, int))
+
+    def rest(self, reason: str) -> None:
+        """A client has waited in vain: for `retry_seconds` no other waits for the same daemon."""
+        self._rest = time.monotonic() + self._retry_seconds, reason
 
     def close(self) -> None:
         """Closes them all."""

@@ -358,3 +358,37 @@ def test_engine_that_wants_no_events_tells_none(daemon: Daemon, stored: None) ->
     step(half, first=400)
     assert half.take_counts() == {}
     half.close()
+
+
+def test_daemon_that_takes_fewer_pages_than_before_costs_a_prefix_and_no_more(
+    tmp_path: pathlib.Path,
+) -> None:
+    with Daemon(tmp_path) as daemon:
+        store(daemon)
+        half = half_of(daemon)
+        assert half.match(Request("a", TEXT), 0) == 9 * PAGE
+        half.finish(Request("a", TEXT), [])
+    with Daemon(tmp_path, settings={"limits.pages_per_call": "4"}):
+        for number in range(3):  # the client learns the new limit from one of them
+            assert half.match(Request(f"b{number}", TEXT), 0) == 0
+            half.finish(Request(f"b{number}", TEXT), [])
+        half.close()
+
+
+def test_spaces_while_the_daemon_does_not_answer_make_nobody_else_wait() -> None:
+    asked: list[SpaceKey] = []
+
+    def connect(key: SpaceKey) -> Any:
+        asked.append(key)
+        return dataclasses.make_dataclass("Made", ["attached"])(True)
+
+    keys = [SpaceKey(salt=bytes([number])) for number in range(3)]
+    spaces = Spaces(connect, 3, retry_seconds=1000.0)
+    for key in keys[:2]:
+        spaces.get(key)
+    spaces.rest("deadline")  # one of them has waited in vain
+    assert [spaces.get(key) for key in keys] == ["deadline"] * 3
+    assert asked == keys[:2]
+    quick = Spaces(connect, 3, retry_seconds=0.0)
+    quick.rest("deadline")
+    assert not isinstance(quick.get(keys[0]), str)

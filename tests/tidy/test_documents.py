@@ -20,6 +20,9 @@ HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 MENTION = re.compile(r"\bdocs/[\w/-]+\.md\b")
 TARGET = re.compile(r"^([a-z]+):", re.MULTILINE)
 
+NOT_OURS = {"vllm"}
+"""Packages whose commands are shown, in environments of their own."""
+
 
 def commands(text: str) -> list[str]:
     """Commands in the shell blocks of `text`, one a line, continuation lines joined."""
@@ -48,8 +51,8 @@ def problem_of(command: str) -> str:
             parser.parse_args(arguments)
         except SystemExit as exit_:
             return "" if exit_.code == 0 else f"anchorstore refuses {words[1:]}"
-    if words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2]) is None:
-        return f"no module {words[2]}"
+    if words[:2] == ["python", "-m"] and words[2].partition(".")[0] not in NOT_OURS:
+        return "" if importlib.util.find_spec(words[2]) else f"no module {words[2]}"
     return ""
 
 

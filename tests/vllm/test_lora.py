@@ -1,7 +1,8 @@
 """Goal: prefixes of one LoRA adapter never serve another, nor the plain model; its own are reused.
 Method: one text under no adapter and under two; the second has the first one's name and other
 weights, which are then put over the first one's files.  Reuse is what vLLM reports after its own
-cache is emptied; an adapter's answer from reused pages is its uncached one, the plain model's is not.
+cache is emptied; an adapter's answer from reused pages is its uncached one, the plain model's is
+not.
 """
 
 from __future__ import annotations
