@@ -65,7 +65,7 @@ def test_reserve_of_a_million_layouts_while_draining_is_refused(daemon: Running)
     """The verdicts, one a page and layout, would be 16 GB."""
     engine = Engine(daemon.socket)
     daemon.do(lambda: setattr(daemon.daemon.service, "is_draining", True))
-    with pytest.raises(errors.InvalidRequest, match="1000000 entries, limit 8"):
+    with pytest.raises(errors.InvalidRequest, match="1000000 entries, limit 16"):
         engine.reserve(bytes(32 * 16384), MANY_IDS)
 
 
