@@ -37,8 +37,14 @@ PLAIN_LOAD_FORMATS = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TappedModel:
-    """A model with taps, as the connector finds it."""
+    """A model with taps, as the connector finds it.
 
+    Attributes:
+        model: the whole of it, which vLLM gives its LoRA manager to.
+        decoder: the module with the layers.
+    """
+
+    model: Any
     decoder: Any
     family: Family
     spec: AnchorSpec
@@ -110,7 +116,7 @@ def install(model: nn.Module, vllm_config: Any) -> None:
     layout = anchor_layout_of(spec, settings)
     table = vllm_config.compilation_config.static_forward_context
     table[OWNER] = AnchorPool(layout, family.adds_residual)
-    table[MODEL] = TappedModel(decoder, family, spec)
+    table[MODEL] = TappedModel(model, decoder, family, spec)
     stored = spec.groups[1 if spec.first_group_is_embedding else 0 :]
     tap([decoder.layers[group[0]] for group in stored])
     if isinstance(vllm_config.additional_config, dict):

@@ -7,6 +7,7 @@
              <--- Report ----------------          copied, or failed, each worker on its own
       agreed --- all of them have it ---> replay: kv into blocks, anchors -> states, together
              --- one has not -----------> drop: the request computes its prefix
+             <--- Report ----------------          refused: its LoRA adapter is in no slot; as drop
       step ----- pages that are full ---> SaveJob: copy out of the blocks, hand to a thread
       finish --- the last of them ------> SaveJob with is_last: the blocks go once it is copied
 
@@ -50,6 +51,7 @@ class LoadJob:
         tokens: token ids at these positions.
         resume_tokens: where the prefix ends.
         state_blocks: for each group of linear layers the block that takes the state.
+        adapter: vLLM's number of the request's LoRA adapter, 0 for none.
     """
 
     request_id: str
@@ -62,6 +64,7 @@ class LoadJob:
     tokens: npt.NDArray[np.int64]
     resume_tokens: int
     state_blocks: Mapping[int, int]
+    adapter: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,14 +111,18 @@ class StepJobs:
 
 @dataclasses.dataclass(slots=True)
 class Report:
-    """By request, how many workers have copied its prefix, and how many could not."""
+    """By request, how many workers have copied its prefix, and how many could not; and which ones
+    could not be replayed, which all workers find alike."""
 
     copied: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     failed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    refused: set[str] = dataclasses.field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.copied or self.failed)
+        return bool(self.copied or self.failed or self.refused)
 
     def plus(self, other: Report) -> Report:
         """Both together."""
-        return Report(self.copied + other.copied, self.failed + other.failed)
+        return Report(
+            self.copied + other.copied, self.failed + other.failed, self.refused | other.refused
+        )

@@ -25,10 +25,12 @@ def replay(
     tokens: torch.Tensor,
     anchors: torch.Tensor,
     blocks: Mapping[int, int],
+    adapter: int,
 ) -> None:
     """Rebuild the states at the end of `positions` [k]; zero where there are none.
 
     `tokens` [k] are the ids there, `anchors` [stored groups, k, hidden]; `blocks` by vLLM's group.
+    `adapter` is the number of the request's LoRA adapter, ready in a slot; 0 for none.
     """
     if len(positions) == 0:
         stack.zero(blocks)
@@ -44,7 +46,9 @@ def replay(
     assert anchors.shape[0] == len(stack.spec.groups) - offset, anchors.shape
     for number, group in enumerate(stack.spec.groups):
         is_stored = number >= offset
-        rows = anchors[number - offset] if is_stored else stack.embed(tokens.to(stack.device))
+        rows = (
+            anchors[number - offset] if is_stored else stack.embed(tokens.to(stack.device), adapter)
+        )
         rows = rows.to(stack.device)
         if mask is not None:
             spread = rows.new_zeros((length, rows.shape[1]))
@@ -52,4 +56,4 @@ def replay(
             rows = spread
         else:
             rows = rows.clone()  # layers may write to what they are given
-        stack.run_group(group, rows, mask, blocks)
+        stack.run_group(group, rows, mask, blocks, adapter)

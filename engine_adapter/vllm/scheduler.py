@@ -30,7 +30,7 @@ from engine_adapter.vllm.ledger import Entry, Ledger, Lineages
 from engine_adapter.vllm.matching import Held, Later, Matcher
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
-from engine_adapter.vllm.subject import space_of, unkeyable
+from engine_adapter.vllm.subject import adapter_number, space_of, unkeyable
 from engine_adapter.vllm.tally import Tally
 
 LINEAGE_MAX = 255
@@ -214,6 +214,7 @@ class SchedulerHalf:
             tokens,
             resume,
             {group: block_ids[group][column] for group in self._state_groups},
+            adapter_number(request),
         )
 
     def reported(self, report: Report) -> None:
@@ -234,6 +235,9 @@ class SchedulerHalf:
             self._tally.add("loads", label="done" if held.is_wanted else "dropped")
             if not held.is_wanted:
                 self._bar(request_id)
+        for request_id in report.refused:
+            self._tally.add("loads", label="refused")
+            self._bar(request_id)
 
     def _bar(self, request_id: str) -> None:
         """The request computes its prefix, and is not looked up again."""

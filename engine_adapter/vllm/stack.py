@@ -25,6 +25,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from engine_adapter.vllm.families import CLOSED_LOGIT
 from engine_adapter.vllm.install import TappedModel
+from engine_adapter.vllm.lora import LoraTables
 from engine_adapter.vllm.taps import summands
 
 
@@ -68,6 +69,7 @@ class VllmStack:
         """`groups`: vLLM's groups of linear layers, by number."""
         self.spec, self.family = tapped.spec, tapped.family
         self.device = device
+        self.lora = LoraTables(tapped.model, tapped.decoder)
         self._decoder, self._groups, self._config = tapped.decoder, groups, vllm_config
         self._number_of = {name: number for number, each in groups.items() for name in each.names}
         table = vllm_config.compilation_config.static_forward_context
@@ -84,9 +86,10 @@ class VllmStack:
         """The linear mixer of a layer."""
         return getattr(self._decoder.layers[layer], self.family.mixer)
 
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The stream [tokens, hidden] that enters layer 0."""
-        rows: torch.Tensor = self._decoder.embed_input_ids(tokens)
+    def embed(self, tokens: torch.Tensor, adapter: int) -> torch.Tensor:
+        """The stream [tokens, hidden] that enters layer 0, under a LoRA adapter (0: none)."""
+        with self.lora.applied(adapter, len(tokens)):
+            rows: torch.Tensor = self._decoder.embed_input_ids(tokens)
         scale = getattr(self._decoder, "embedding_multiplier", None)
         return rows if scale is None else rows * scale
 
@@ -96,10 +99,12 @@ class VllmStack:
         rows: torch.Tensor,
         mask: torch.Tensor | None,
         blocks: Mapping[int, int],
+        adapter: int,
     ) -> None:
         """Run a group over `rows` [tokens, hidden], one sequence, into state `blocks`.
 
-        `mask` [tokens] is False where a column holds no row; None where all do.
+        `mask` [tokens] is False where a column holds no row; None where all do.  `adapter` is the
+        number of the LoRA adapter that the layers run under, 0 for none.
         """
         tokens = rows.shape[0]
         positions = torch.arange(tokens, device=self.device)
@@ -109,6 +114,7 @@ class VllmStack:
         )
         with (
             set_forward_context(self._metadata(tokens, blocks), self._config, num_tokens=tokens),
+            self.lora.applied(adapter, tokens),
             self._closed_gates(group, mask),
             self._stopping_after(self.mixer(group[-1])),
         ):

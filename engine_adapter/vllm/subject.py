@@ -26,6 +26,11 @@ def space_of(request: Any, adapter_of: Callable[[Any], str], epoch: bytes) -> Sp
     return SpaceKey(adapter_of(lora) if lora is not None else "", salt)
 
 
+def adapter_number(request: Any) -> int:
+    """vLLM's number of the request's LoRA adapter; 0 for none."""
+    return 0 if request.lora_request is None else int(request.lora_request.lora_int_id)
+
+
 def unkeyable(request: Any, space: SpaceKey) -> str:
     """Why a request's pages have no name; "" where they have one."""
     if request.lora_request is not None and not space.adapter:

@@ -25,7 +25,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "lost_tokens": ("reason", "Prompt tokens in whole pages that were computed, by reason."),
     "rows_replayed": ("", "Kept rows replayed, summed over workers."),
     "pages_loaded": ("", "Pages copied into the paged cache, summed over workers."),
-    "loads": ("outcome", "Prefixes on their way in, by how that ended: done or dropped."),
+    "loads": ("outcome", "Prefixes on their way in, by how that ended: done, dropped, refused."),
     "blocks": ("outcome", "Blocks offered to the store, by what became of them."),
     "pages_unsaved": ("reason", "Full pages that were not offered to the store, by reason."),
     "events": ("kind", "Pages of vLLM's own cache that the daemon was told of, by what."),

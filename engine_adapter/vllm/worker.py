@@ -4,12 +4,14 @@
 
     LoadJob   --> loader's thread: window --> host memory           (loader.py)
     replay    --> kv pages into the paged cache, anchors --> states, in the request's own blocks
+                  under its own LoRA adapter; where that is in no slot, as drop, and refused
     drop      --> forgotten: vLLM computes the prefix
     SaveJob   --> paged cache, anchor pool --> host memory --> saver's thread       (saver.py)
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import torch
@@ -21,6 +23,8 @@ from engine_adapter.vllm.replay import replay
 from engine_adapter.vllm.saver import Copied, Saver, arrival, host_copy
 from engine_adapter.vllm.tally import Tally
 
+log = logging.getLogger("anchorstore.vllm")
+
 
 class WorkerHalf:
     """Acts on the jobs of each step."""
@@ -30,6 +34,7 @@ class WorkerHalf:
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._sent: set[str] = set()
+        self._refused: set[str] = set()
 
     # ---- load ----
 
@@ -44,9 +49,25 @@ class WorkerHalf:
             staged = self._loader.take(request_id)
             assert staged is not None, f"request {request_id}: agreed on, but not copied"
             job = staged.job
+            if len(job.positions) and not self._parts.stack.lora.ready(job.adapter):
+                log.info(
+                    "request %s: its prefix is computed: adapter %d is in no slot",
+                    request_id,
+                    job.adapter,
+                )
+                self._refused.add(request_id)
+                self.drop([request_id])
+                continue
             self._parts.pages.write(job.page_slots, staged.kv)
             tokens = torch.from_numpy(job.tokens)
-            replay(self._parts.stack, job.positions, tokens, staged.anchors, job.state_blocks)
+            replay(
+                self._parts.stack,
+                job.positions,
+                tokens,
+                staged.anchors,
+                job.state_blocks,
+                job.adapter,
+            )
             self._tally.add("pages_loaded", len(job.page_slots))
             self._tally.add("rows_replayed", len(job.positions))
             self._received.add(request_id)
@@ -60,7 +81,9 @@ class WorkerHalf:
 
     def report(self) -> Report:
         """What this worker has copied, or could not, since the last time."""
-        return self._loader.report()
+        report = self._loader.report()
+        report.refused, self._refused = self._refused, set()
+        return report
 
     # ---- save ----
 

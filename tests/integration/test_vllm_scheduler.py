@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import pathlib
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from engine_adapter.vllm.matching import LATER
 from engine_adapter.vllm.scheduler import SchedulerHalf
 from engine_adapter.vllm.settings import Settings
 from engine_adapter.vllm.spaces import Spaces
+from engine_adapter.vllm.subject import adapter_number
 
 PAGE, BLOCK, WORKERS = 64, 128, 2
 KV = KvLayout(1, 2, 8, "float32", 0, 2, PAGE)
@@ -194,6 +196,24 @@ def test_prefix_that_one_worker_cannot_copy_is_dropped_and_not_asked_for_again(
     jobs = step(half)
     assert (jobs.replays, jobs.drops) == ((), ("a",))
     assert half.match(request, 0) == 0
+
+
+def test_prefix_that_cannot_be_replayed_is_not_asked_for_again(half: SchedulerHalf) -> None:
+    request = Request("a", [*TEXT[:700], 9])
+    load(half, request)
+    half.reported(report(a=2))
+    assert step(half).replays == ("a",)
+    half.reported(Report(refused={"a"}).plus(Report(refused={"a"})))
+    assert half.match(request, 0) == 0
+    counts = half.take_counts()
+    assert (counts["loads/done"], counts["loads/refused"]) == (1, 1)
+
+
+def test_load_names_the_adapter_that_it_is_replayed_under(half: SchedulerHalf) -> None:
+    loads = load(half, Request("a", [*TEXT[:700], 9])).loads
+    assert [job.adapter for job in loads] == [0]
+    lora = types.SimpleNamespace(lora_int_id=3)
+    assert adapter_number(Request("b", [9], lora_request=lora)) == 3
 
 
 def test_prefix_of_a_request_that_is_aborted_meanwhile_is_dropped(half: SchedulerHalf) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 KV_CACHE_BYTES = 128 * 2**20
 STOP_SECONDS = 60
+Lora = tuple[str, int, pathlib.Path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,18 +108,21 @@ class Served:
         tokens: int = 24,
         *,
         salts: Sequence[str] = (),
-        lora: tuple[str, int, pathlib.Path] | None = None,
+        lora: Lora | None = None,
+        loras: Sequence[Lora | None] = (),
     ) -> list[Reply]:
         """Greedy continuations of `prompts`, served together.
 
-        `salts`: one a prompt, or none; `lora`: an adapter's name, number and directory.
+        `salts`: one a prompt, or none; `lora`: an adapter's name, number and directory;
+        `loras`: one a prompt instead.
         """
+        each_lora = loras or [lora] * len(prompts)
         found = self.ask(
             op="generate",
             prompts=[list(p) for p in prompts],
             tokens=tokens,
             salts=list(salts),
-            lora=[*lora[:2], str(lora[2])] if lora else None,
+            loras=[[*each[:2], str(each[2])] if each else None for each in each_lora],
         )
         return [Reply(**each) for each in found["replies"]]
 
@@ -247,8 +251,10 @@ def answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in request["prompts"]]
     for prompt, salt in zip(prompts, request["salts"], strict=False):
         prompt["cache_salt"] = salt
-    lora = LoRARequest(*request["lora"]) if request["lora"] else None
-    outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
+    loras = [LoRARequest(*each) if each else None for each in request["loras"]]
+    outputs = llm.generate(
+        prompts, sampling, use_tqdm=False, lora_request=loras if any(loras) else None
+    )
     return {"replies": [reply(output) for output in outputs]}
 
 

@@ -21,6 +21,8 @@ SLOW_DECAY = {"linear_attn": (-4.0, -1.0), "mamba": (-6.0, -3.0), "mixer": (-6.0
 """Range of the logarithm of the decay rate, by the name of the layers' mixer."""
 LORA_RANK = 8
 LORA_SPREAD = 0.2
+LORA_TARGETS = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_TARGETS += ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]
 VISION_TOKENS = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
@@ -157,23 +159,21 @@ def make(name: str, folder: pathlib.Path, seed: int = 0, spread: float = SPREAD)
 
 
 def make_lora(model: pathlib.Path, folder: pathlib.Path, seed: int) -> pathlib.Path:
-    """A LoRA adapter of `model` in `folder`: random, on what the attention layers' queries read."""
-    config = transformers.AutoConfig.from_pretrained(model)
-    attention = [
-        number for number, kind in enumerate(config.layer_types) if kind == "full_attention"
-    ]
+    """A LoRA adapter of `model` in `folder`: random, on attention, MLPs and linear mixers."""
     weights = safetensors.torch.load_file(model / "model.safetensors")
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for number in attention:
-        name = f"model.layers.{number}.self_attn.q_proj"
-        rows, columns = weights[f"{name}.weight"].shape
+    for key in sorted(weights):
+        name, _, kind = key.rpartition(".")
+        if kind != "weight" or name.rpartition(".")[2] not in LORA_TARGETS:
+            continue
+        rows, columns = weights[key].shape
         for part, shape in (("A", (LORA_RANK, columns)), ("B", (rows, LORA_RANK))):
             drawn = LORA_SPREAD * torch.randn(shape, generator=generator)
             tensors[f"base_model.model.{name}.lora_{part}.weight"] = drawn.bfloat16()
     folder.mkdir()
     safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
-    described = {"r": LORA_RANK, "lora_alpha": LORA_RANK, "target_modules": ["q_proj"]}
+    described = {"r": LORA_RANK, "lora_alpha": LORA_RANK, "target_modules": LORA_TARGETS}
     described |= {"peft_type": "LORA", "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(described))
     return folder
