@@ -5,7 +5,7 @@ Each problem names the keys, their values and the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from anchorstore.config.nvme import NvmeConfig
@@ -60,12 +60,10 @@ def _dram(config: Config) -> Iterator[str]:
 
 
 def _nvme(config: Config) -> Iterator[str]:
-    nvme, seen = config.tiers.nvme, set()
+    nvme = config.tiers.nvme
     segment = nvme.tier_segment_bytes
+    yield from _repeated("tiers.nvme.devices", [device.path for device in nvme.devices])
     for device in nvme.devices:
-        if device.path in seen:
-            yield f"tiers.nvme.devices names {device.path} twice"
-        seen.add(device.path)
         if device.capacity_bytes < NVME_SEGMENTS_MIN * segment:
             yield (
                 f"tiers.nvme.devices: {device} must have at least "
@@ -104,13 +102,19 @@ def _marks(section: str, tier: DramConfig | NvmeConfig) -> Iterator[str]:
         )
 
 
+def _repeated(key: str, names: Sequence[str]) -> Iterator[str]:
+    seen = set()
+    for name in names:
+        if name in seen:
+            yield f"{key} names {name} twice"
+        seen.add(name)
+
+
 def _hbm(config: Config) -> Iterator[str]:
-    hbm, seen = config.tiers.hbm, set()
+    hbm = config.tiers.hbm
     segment = hbm.tier_segment_bytes
+    yield from _repeated("tiers.hbm.devices", [f"cuda:{each.ordinal}" for each in hbm.devices])
     for device in hbm.devices:
-        if device.ordinal in seen:
-            yield f"tiers.hbm.devices names cuda:{device.ordinal} twice"
-        seen.add(device.ordinal)
         segments = device.capacity_bytes // segment
         if not segments:
             yield (

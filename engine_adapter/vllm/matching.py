@@ -144,8 +144,8 @@ class Matcher:
         except AnchorStoreError as error:
             log.warning("request %s is not looked up: %s", request.request_id, error)
             return "refused"
-        if found in ("unreachable", "deadline"):
-            self._spaces.rest(str(found))
+        if isinstance(found, str) and found in ("unreachable", "deadline"):
+            self._spaces.rest(found)
         return found
 
     def _ask(

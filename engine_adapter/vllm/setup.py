@@ -179,20 +179,19 @@ def scheduler_half(common: Common) -> SchedulerHalf:
     layouts: list[Layout] = [common.shard_layout(shard) for shard in range(common.shards)]
     layouts.append(common.anchor_layout)
     options = settings.lookup_options("vllm-scheduler")
-    try:  # once now, while somebody looks: later a refusal is a miss
-        common.connect(SpaceKey(), layouts, options).close()
+    spaces = Spaces(
+        lambda key: common.connect(key, layouts, options),
+        settings.spaces_max,
+        settings.retry_seconds,
+    )
+    try:  # now, while somebody looks: later a refusal is a miss
+        spaces.open(SpaceKey())
     except (UsageError, Unauthenticated, Forbidden) as error:
         raise ConfigError(f"vllm: {settings.daemon} refuses this engine: {error}") from error
     except AnchorStoreError as error:
         log.warning("%s takes no engine now: %s", settings.daemon, error)
-    spaces = Spaces(
-        lambda key: common.connect(key, layouts, options),
-        common.settings.spaces_max,
-        common.settings.retry_seconds,
-    )
-    spaces.get(SpaceKey())
     return SchedulerHalf(
-        common.settings,
+        settings,
         common.geometry,
         common.shards,
         list(common.state_groups),

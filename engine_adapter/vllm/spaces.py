@@ -79,15 +79,23 @@ class Spaces:
             if time.monotonic() < self._retry_at:
                 return "unreachable"
             try:
-                client = self._connect(key)
+                return self.open(key)
             except AnchorStoreError as error:
                 log.warning("no session for adapter %r: %s", key.adapter, error)
-                if not isinstance(error, UsageError):
-                    self._retry_at = time.monotonic() + self._retry_seconds
                 return "refused"
-            if not client.attached:
+        return client
+
+    def open(self, key: SpaceKey) -> Client:
+        """Makes the client of `key`, which has none; AnchorStoreError where it is refused."""
+        try:
+            client = self._connect(key)
+        except AnchorStoreError as error:
+            if not isinstance(error, UsageError):
                 self._retry_at = time.monotonic() + self._retry_seconds
-            self._clients.add(key, client)
+            raise
+        if not client.attached:
+            self._retry_at = time.monotonic() + self._retry_seconds
+        self._clients.add(key, client)
         return client
 
     def peek(self, key: SpaceKey) -> Client | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.faces import Face
 from tests.integration.harness import close_all
 
 
@@ -14,3 +15,11 @@ def no_sockets_left() -> Iterator[None]:
     """Closes every connection of the plainest client."""
     yield
     close_all()
+
+
+@pytest.fixture(params=["blocking", "async"])
+def face(request: pytest.FixtureRequest) -> Iterator[Face]:
+    """Both faces of the client, one after the other."""
+    made = Face(request.param)
+    yield made
+    made.close()

@@ -40,13 +40,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, made: dict[str, str]) -> It
         yield running
 
 
-@pytest.fixture(params=["blocking", "async"])
-def face(request: pytest.FixtureRequest) -> Iterator[Face]:
-    one = Face(request.param)
-    yield one
-    one.close()
-
-
 def options(made: dict[str, str], token: str) -> ClientOptions:
     return dataclasses.replace(OPTIONS, token=token, tls_ca=made["certificate"])
 

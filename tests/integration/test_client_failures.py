@@ -41,13 +41,6 @@ SHORT_SECONDS = 0.2  # for calls that get no answer
 Connect = Callable[..., Any]
 
 
-@pytest.fixture(params=["blocking", "async"])
-def face(request: pytest.FixtureRequest) -> Iterator[Face]:
-    made = Face(request.param)
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
     running = Daemon(tmp_path / "daemon")

@@ -34,13 +34,6 @@ def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
         yield running
 
 
-@pytest.fixture(params=["blocking", "async"])
-def face(request: pytest.FixtureRequest) -> Iterator[Face]:
-    made = Face(request.param)
-    yield made
-    made.close()
-
-
 @pytest.fixture(params=["unix", "tcp"])
 def connect(request: pytest.FixtureRequest, daemon: Daemon, face: Face) -> Iterator[Connect]:
     made: list[Any] = []

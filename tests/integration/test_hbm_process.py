@@ -59,13 +59,6 @@ def daemon(tmp_path: pathlib.Path, gpu: SharedFakeGpu) -> Iterator[Daemon]:
         yield running
 
 
-@pytest.fixture(params=["blocking", "async"])
-def face(request: pytest.FixtureRequest) -> Iterator[Face]:
-    made = Face(request.param)
-    yield made
-    made.close()
-
-
 def options(device: FakeCuda) -> ClientOptions:
     return ClientOptions(deadline_seconds=20.0, retry_seconds=0.05, device=device)
 
