@@ -102,7 +102,7 @@ class NvmeConfig:
     depth: int = setting(
         values.count(1, 1024),
         8,
-        "Reads at a device at the same time (writes: half as many).",
+        "Reads at a device at the same time, and writes (half as many beside reads).",
         "More for devices that need a deep queue; `python -m benchmarks.nvme` measures it.",
     )
     queue_blocks: int = setting(

@@ -5,8 +5,7 @@
 Random blocks, direct I/O, in turns with fio on the same file system, with the same engine and
 depth: `threads` beside psync with as many threads, `io_uring` beside io_uring.  Ours makes and
 judges footers and verifies checksums; a 64 KiB block takes 68 KiB of the device.  Ratios are of
-bytes of blocks a second, 1.0 = as fast as fio.  Writes hold at most half of a device's depth, so
-fio writes with half as many calls.
+bytes of blocks a second, 1.0 = as fast as fio.
 
 The rows "adjoining" are of plans whose slots lie side by side, as those of a path's pages mostly
 do, and which go out in larger calls; fio's side is random there too.
@@ -53,10 +52,9 @@ def measure(
     orders = ORDERS if block_bytes < RUN_BYTES_MAX else ORDERS[:1]  # others are a call each
     for case, order in itertools.product(("read", "write"), orders):
         is_write = case == "write"
-        depth = max(1, arguments.depth // 2) if is_write else arguments.depth
         yardstick = None
         if arguments.fio:
-            yardstick = Fio(path / "fio", arguments.stored, block_bytes, engine, depth)
+            yardstick = Fio(path / "fio", arguments.stored, block_bytes, engine, arguments.depth)
         ours: list[Round] = []
         theirs: list[Round] = []
         name = case if order == "random" else f"{case} {order}"
@@ -65,7 +63,7 @@ def measure(
             if yardstick is not None:
                 theirs.append(yardstick.run(is_write, arguments.seconds))
             ours.append(subject.run(is_write, order, arguments.seconds))
-        lines.append(line(name, block_bytes, engine, depth, ours, theirs))
+        lines.append(line(name, block_bytes, engine, arguments.depth, ours, theirs))
     return lines
 
 

@@ -157,14 +157,17 @@ def test_path_that_is_a_link_a_pipe_or_not_ours_is_refused_and_left(
 def test_slots_of_another_device_are_foreign(
     tmp_path: pathlib.Path, sound: tuple[bytes, Blocks]
 ) -> None:
-    data, blocks = sound
+    data, _ = sound
     device = open_device(tmp_path)
     start = device.data_offset
+    blocks = Blocks.made(device, BLOCKS, 3968, seed=2, first_unit=3)
+    write(device, blocks)
     device.close()
     with (tmp_path / FILE_NAME).open("r+b") as file:
         file.seek(start)
         file.write(data[start:])
     device = open_device(tmp_path)
+    assert len(device.recover().entries) == BLOCKS
     assert statuses(device, blocks) == [Status.FOREIGN] * BLOCKS
     device.close()
     shutil.rmtree(tmp_path)

@@ -77,7 +77,7 @@ class PromoteWork:
         namespace_id, domain: of all blocks.
         segment_index, segment_id, slot, offset, block_bytes: where each goes.
         generation: odd: what the slot's record shows meanwhile; + 1 once the bytes are proven.
-        unit, cold_generation: its nvme slot, and what the slot's footer must show.
+        unit, cold_generation: its nvme slot, and the generation that its footer shows.
         path_hash u64[n, 4], layout_key, lineage, checksum: what proves it, and what the slot's
             record shows.
     """

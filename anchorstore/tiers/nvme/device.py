@@ -3,13 +3,12 @@
 ::
 
     open --> superblock, lock      write(plan) --> scheduler --> engine --> kernel
-      |                            read(plan)  -->     "           footer and xxh3 judged
+      |                            read(plan)  -->     "           xxh3 judged
       +--> recover: journal        note_blocks, note_gone --> journal --> kernel
            -> live blocks
 
 Nothing here decides what is stored or where: the core hands out slots (units) and generations.
-Nothing is believed either: a block is handed on only where its slot's footer names it and its
-bytes have its checksum.
+Nothing is believed either: a block is handed on only where the slot's bytes have its checksum.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ class NvmeDevice:
             return future
         where = (memory_of, self.base_unit, self.data_offset, self._device_key)
         is_write = isinstance(plan, WritePlan)
-        job: Job = WriteJob(plan, *where) if isinstance(plan, WritePlan) else ReadJob(plan, *where)
+        job: Job = WriteJob(plan, *where) if isinstance(plan, WritePlan) else ReadJob(plan, *where, is_close=False)
         sizes = plan.block_bytes
         job.future.add_done_callback(lambda future: self._count(is_write, sizes, future))
         self._scheduler.submit(job)

@@ -52,22 +52,25 @@ class Landed(NamedTuple):
 
 
 def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> None:
-    """Judges runs and ends them, or has a failed one tried again block by block."""
+    """Judges runs and ends them, or has one tried again block by block: that has failed, or whose
+    bytes are not those of its blocks."""
     ended = []
     for run, scratch, code in runs:
         job = run.job
         if code and len(run) > 1:
-            scheduler.again(run)
+            scheduler.again(run, is_close=run.is_close)
             continue
         if code:
             health.failed(job.is_write, code)
             job.settle(run, Status.FAILED)
         else:
+            health.worked(job.is_write)
             try:
-                job.judge(run, scratch)
+                if not job.judge(run, scratch):
+                    scheduler.again(run, is_close=True)
+                    continue
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
                 job.error = error
-            health.worked(job.is_write)
         ended.append(run)
     scheduler.ended(ended)
 
@@ -89,14 +92,13 @@ def move(file: FileSeam, run: Run, scratch: Scratch) -> int:
     """Moves all bytes of a run; 0, or the error number that ended it."""
     job = run.job
     job.fill(run, scratch)
-    buffers, offset = job.buffers(run, scratch), run.offset
+    buffers, offset, left = job.buffers(run, scratch), run.offset, run.size
     call = file.pwritev if job.is_write else file.preadv
     try:
-        while buffers:
-            count = call(buffers, offset)
+        while (count := call(buffers, offset)) != left:
             if not count:  # the file ends here
                 return errno.ENOSPC if job.is_write else errno.EIO
-            offset += count
+            offset, left = offset + count, left - count
             buffers = advanced(buffers, count)
     except OSError as error:
         return error.errno or errno.EIO

@@ -10,6 +10,10 @@ Whole pages of a block move straight between pool and file; its last bytes share
 pages with the footer.  A run that fails is tried again block by block, so that one bad sector costs
 one block.
 
+A read asks for no footer at its end: bytes that have the block's checksum are the block, whatever
+stands behind them.  Only where they have not is the block read again *closely*, with its footer,
+which says what the slot holds instead.
+
 How many small blocks a core moves is decided by the Python that runs for each of them, between two
 calls, with cold caches.  Hence a plan is opened once, for all its blocks and in the engine's
 thread; what is left for a block is a few plain steps.
@@ -66,7 +70,8 @@ class Run:
     start: int
     stop: int
     offset: int  # where its first slot lies in the file
-    size: int  # bytes of the slots
+    size: int  # bytes to move
+    is_close: bool  # the last slot's footer is among them
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -102,8 +107,8 @@ class Block(NamedTuple):
     memory: memoryview  # its bytes
     address: int  # where they lie
     whole: int  # bytes of it that move straight: whole pages
+    rest: int  # bytes of its last page, where that is not whole
     tail: int  # bytes of the slot's end
-    footer: bytes  # what the slot's footer shows, as far as the plan says
     checksum: int
 
 
@@ -113,6 +118,7 @@ class Job:
     Args:
         base_unit: the plan's number of the device's first unit.
         data_offset: where that unit lies in the file.
+        is_close: whether its runs begin so.
     """
 
     is_write = False
@@ -124,6 +130,8 @@ class Job:
         base_unit: int,
         data_offset: int,
         device_key: int,
+        *,
+        is_close: bool,
     ) -> None:
         self.future: Future[Done] = promise()
         self._codes = bytearray(len(plan))
@@ -136,10 +144,19 @@ class Job:
         places = (plan.unit.astype(np.int64) - base_unit) * UNIT_BYTES + data_offset
         self._places: list[int] = places.tolist()
         self._slots: list[int] = slots.tolist()
+        self._pages: list[int] = nvme_format.align_many(plan.block_bytes).tolist()
         self._opened: list[Block] = []
-        self.runs = collections.deque(self._cut(places, slots))
+        self._footers: list[bytes] = []
+        self.runs = collections.deque(self._cut(places, slots, is_close))
 
-    def _cut(self, places: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> list[Run]:
+    def _run(self, start: int, stop: int, slots_bytes: int, is_close: bool) -> Run:
+        last = stop - 1
+        size = slots_bytes if is_close else slots_bytes - self._slots[last] + self._pages[last]
+        return Run(self, start, stop, self._places[start], size, is_close)
+
+    def _cut(
+        self, places: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], is_close: bool
+    ) -> list[Run]:
         """Runs of neighbours, none above the limits but for a single block."""
         runs: list[Run] = []
         joined = (places[1:] == places[:-1] + slots[:-1]).tolist()
@@ -147,19 +164,18 @@ class Job:
         for at, size in enumerate(self._slots):
             is_full = total + size > RUN_BYTES_MAX or at - start >= RUN_BLOCKS_MAX
             if at and (is_full or not joined[at - 1]):
-                runs.append(Run(self, start, at, self._places[start], total))
+                runs.append(self._run(start, at, total, is_close))
                 start, total = at, 0
             total += size
-        return [*runs, Run(self, start, len(slots), self._places[start], total)]
+        return [*runs, self._run(start, len(slots), total, is_close)]
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def singles(self, run: Run) -> list[Run]:
+    def singles(self, run: Run, is_close: bool) -> list[Run]:
         """A run of each of its blocks alone."""
         return [
-            Run(self, at, at + 1, self._places[at], self._slots[at])
-            for at in range(run.start, run.stop)
+            self._run(at, at + 1, self._slots[at], is_close) for at in range(run.start, run.stop)
         ]
 
     def blocks(self, run: Run) -> list[Block]:
@@ -173,19 +189,26 @@ class Job:
         segments = plan.segment_index.tolist()
         memories = {at: memoryview(self._memory_of(at)) for at in set(segments)}
         addresses = {at: address_of(memory) for at, memory in memories.items()}
-        for place, slot, segment, offset, size, footer, checksum in zip(
-            *(self._places, self._slots, segments, plan.offset.tolist()),
-            *(plan.block_bytes.tolist(), self._footers(), plan.checksum.tolist()),
+        for place, slot, pages, segment, offset, size, checksum in zip(
+            *(self._places, self._slots, self._pages, segments, plan.offset.tolist()),
+            *(plan.block_bytes.tolist(), plan.checksum.tolist()),
             strict=True,
         ):
             memory = memories[segment][offset : offset + size]
             assert len(memory) == size, f"a block of {size} bytes at {offset} exceeds its segment"
             whole = size - size % UNIT_BYTES
+            ends = pages - whole, slot - whole
             address = addresses[segment] + offset
-            found.append(Block(place, memory, address, whole, slot - whole, footer, checksum))
+            found.append(Block(place, memory, address, whole, *ends, checksum))
         return found
 
-    def _footers(self) -> list[bytes]:
+    def footers(self, run: Run) -> list[bytes]:
+        """What the slots' footers show, as far as the plan says."""
+        if not self._footers:
+            self._footers = self._all_footers()
+        return self._footers[run.start : run.stop]
+
+    def _all_footers(self) -> list[bytes]:
         footers = np.zeros(len(self), FOOTER)
         footers["device_key"] = self._device_key
         for name in _FOOTER_NAMES:
@@ -202,17 +225,22 @@ class Job:
             if block.whole:
                 found.append(block.memory[: block.whole])
             found.append(scratch.tails[block.tail][at])
-        return found
+        if not run.is_close:
+            found[-1] = found[-1][: block.rest]
+        return found if len(found[-1]) else found[:-1]
 
     def vectors(self, run: Run, scratch: Scratch, into: memoryview) -> int:
         """The same as addresses and lengths u64[2 n] in `into`; the number of their pairs."""
         used = 0
-        for at, (_, _, address, whole, tail, _, _) in enumerate(self.blocks(run)):
+        for at, (_, _, address, whole, rest, tail, _) in enumerate(self.blocks(run)):
             if whole:
                 into[used], into[used + 1] = address, whole
                 used += 2
             into[used], into[used + 1] = scratch.ends[at] - tail, tail
             used += 2
+        if not run.is_close:
+            into[used - 1] = rest
+            used -= 0 if rest else 2
         return used // 2
 
     def tails(self, run: Run, scratch: Scratch) -> Iterator[tuple[memoryview, int]]:
@@ -223,8 +251,10 @@ class Job:
     def fill(self, run: Run, scratch: Scratch) -> None:
         """Makes the ends of slots that are to be written."""
 
-    def judge(self, run: Run, scratch: Scratch) -> None:
-        """The kernel has moved all bytes of the run: says how it went with each block."""
+    def judge(self, run: Run, scratch: Scratch) -> bool:
+        """The kernel has moved all bytes of the run: says how it went with each block.  False where
+        only a closer look can say.
+        """
         raise NotImplementedError
 
     def settle(self, run: Run, verdict: Status) -> None:
@@ -237,38 +267,48 @@ class WriteJob(Job):
 
     is_write = True
 
+    def __init__(
+        self, plan: WritePlan, memory_of: MemoryOf, base_unit: int, data_offset: int, key: int
+    ) -> None:
+        super().__init__(plan, memory_of, base_unit, data_offset, key, is_close=True)
+
     def fill(self, run: Run, scratch: Scratch) -> None:
-        for at, (_, memory, _, whole, size, footer, _) in enumerate(self.blocks(run)):
-            tail, rest = scratch.tails[size][at], len(memory) - whole
+        for at, (block, footer) in enumerate(zip(self.blocks(run), self.footers(run), strict=True)):
+            tail, rest = scratch.tails[block.tail][at], len(block.memory) - block.whole
             if rest:
-                tail[:rest] = memory[whole:]
-            tail[rest:-FOOTER_BYTES] = _ZEROS[rest : size - FOOTER_BYTES]
+                tail[:rest] = block.memory[block.whole :]
+            tail[rest:-FOOTER_BYTES] = _ZEROS[rest : block.tail - FOOTER_BYTES]
             scratch.footers[at][:] = footer
 
-    def judge(self, run: Run, scratch: Scratch) -> None:
+    def judge(self, run: Run, scratch: Scratch) -> bool:
         self.settle(run, Status.OK)
+        return True
 
 
 class ReadJob(Job):
     """Blocks on their way to memory."""
 
-    def judge(self, run: Run, scratch: Scratch) -> None:
-        for at, (_, memory, _, whole, tail, footer, checksum) in enumerate(self.blocks(run)):
-            verdict = self._verdict(bytes(scratch.footers[at]), footer)
-            if verdict == _OK:
-                if whole < len(memory):
-                    memory[whole:] = scratch.tails[tail][at][: len(memory) - whole]
-                if xxh3(memory) != checksum:
-                    verdict = Status.TORN
-            self._codes[run.start + at] = verdict
+    def judge(self, run: Run, scratch: Scratch) -> bool:
+        for at, (_, memory, _, whole, rest, tail, checksum) in enumerate(self.blocks(run)):
+            if rest:
+                memory[whole:] = scratch.tails[tail][at][: len(memory) - whole]
+            if xxh3(memory) == checksum:
+                self._codes[run.start + at] = _OK
+            elif run.is_close:
+                verdict = self._verdict(run, scratch, at)
+                self._codes[run.start + at] = Status.TORN if verdict == _OK else verdict
+            else:
+                return False
+        return True
 
     def judge_footers(self, run: Run, scratch: Scratch) -> None:
         """The ends of the slots are there: what they say, whatever lies before them."""
-        for at, block in enumerate(self.blocks(run)):
-            verdict = self._verdict(bytes(scratch.footers[at]), block.footer)
-            self._codes[run.start + at] = verdict
+        for at in range(len(run)):
+            self._codes[run.start + at] = self._verdict(run, scratch, at)
 
-    def _verdict(self, found: bytes, wanted: bytes) -> Status:
+    def _verdict(self, run: Run, scratch: Scratch, at: int) -> Status:
+        """What the footer of a run's block says."""
+        found, wanted = bytes(scratch.footers[at]), self.footers(run)[at]
         if not nvme_format.is_footer(found, self._device_key):
             return Status.FOREIGN
         is_it = (

@@ -145,7 +145,7 @@ def _judged(
     checksums: bool,
 ) -> npt.NDArray[np.uint8]:
     key = nvme_format.device_key_of(superblock.device_id)
-    job = ReadJob(plan, lambda _: memory, 0, superblock.data_offset, key)
+    job = ReadJob(plan, lambda _: memory, 0, superblock.data_offset, key, is_close=True)
     scratch = Scratch()
     while job.runs:
         run = job.runs.popleft()
@@ -153,7 +153,7 @@ def _judged(
         if not code:
             (job.judge if checksums else job.judge_footers)(run, scratch)
         elif len(run) > 1:
-            job.runs.extendleft(job.singles(run))
+            job.runs.extendleft(job.singles(run, is_close=True))
         else:
             job.settle(run, Status.FAILED)
     return job.status

@@ -30,6 +30,7 @@ _COOP_TASKRUN = 1 << 8  # answers wait for our next call and never interrupt us
 _SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, flags
 _CQE = struct.Struct("<Qii")
 READV, WRITEV, READ = 1, 2, 22
+OPERATION_BYTES = _SQE.size
 BUSY_SECONDS = 0.001
 
 
@@ -38,6 +39,14 @@ def _check(result: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+def operation(
+    code: int, descriptor: int, address: int, length: int, offset: int, tag: int
+) -> bytes:
+    """What the kernel shall do: READ `length` bytes to `address`, or READV, WRITEV with as many
+    vectors there; its completion shows the tag."""
+    return _SQE.pack(code, 0, 0, descriptor, offset, address, length, 0, tag)
 
 
 class Ring:
@@ -81,15 +90,12 @@ class Ring:
         self.entries = sq_entries
         self._unsubmitted = 0
 
-    def push(
-        self, operation: int, descriptor: int, address: int, length: int, offset: int, tag: int
-    ) -> None:
-        """One operation; what `address` points at must live until its completion."""
+    def push(self, operation: bytes) -> None:
+        """One operation (`operation`); what it points at must live until its completion."""
         assert self._unsubmitted < self.entries, "the submission queue is full"
         tail = self._sq_tail.value
-        place = (tail & self._sq_mask) * _SQE.size
-        body = (operation, 0, 0, descriptor, offset, address, length, 0, tag)
-        _SQE.pack_into(self._sqes, place, *body)
+        place = (tail & self._sq_mask) * OPERATION_BYTES
+        self._sqes[place : place + OPERATION_BYTES] = operation
         self._sq_tail.value = (tail + 1) & 0xFFFFFFFF
         self._unsubmitted += 1
 

@@ -2,20 +2,20 @@
 
 ::
 
-    scheduler --take--> lanes (scratch, vectors) --push--> ring --enter--> kernel
-                             ^                                                |
-                             +---- conclude: footer, xxh3 <--completions------+
+    scheduler --take--> hand: lanes (scratch, vectors) --push--> ring --enter--> kernel
+                                                                                   |
+                        free lanes <-- conclude: xxh3 <------- landed <--completions
 
-What has landed is judged only after other runs have taken its place, so that the kernel always has
-work; there are twice as many lanes as runs may be out.  While runs are out, a submit of new work
-wakes the thread by an eventfd that the ring reads.
+What has landed is judged only after others have taken its place, so that the kernel always has
+work: they wait in the hand, all made up, while the thread is busy with something else.  While runs
+are out, a submit of new work wakes the thread by an eventfd that the ring reads.
 """
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import errno
-import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -23,39 +23,51 @@ from collections.abc import Iterator
 from anchorstore.tiers.nvme.engines import Landed, conclude, guarded
 from anchorstore.tiers.nvme.health import Health
 from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, Run, Scratch, address_of
-from anchorstore.tiers.nvme.ring import READ, READV, WRITEV, Ring
+from anchorstore.tiers.nvme.ring import READ, READV, WRITEV, Ring, operation
 from anchorstore.tiers.nvme.scheduler import Scheduler
 from anchorstore.tiers.nvme.seam import FileSeam
 
 _VECTORS_MAX = 2 * RUN_BLOCKS_MAX  # whole pages and tail
 _VECTOR_BYTES = 16
 _WAKE_TAG = 2**32
+RUNS_A_TURN = 4  # made up between two looks at what has landed
 _HOLDING = ctypes.PyDLL(None)  # libc, called without letting go of the interpreter
 
 
 class Lane:
-    """Room for one run at the kernel."""
+    """Room for one run on its way through the kernel."""
 
-    def __init__(self, tag: int) -> None:
-        self.tag = tag
+    def __init__(self, descriptor: int, tag: int) -> None:
+        self._descriptor, self._tag = descriptor, tag
         self.scratch = Scratch()
         memory = memoryview(bytearray(_VECTORS_MAX * _VECTOR_BYTES))
-        self.vectors, self.address = memory.cast("Q"), address_of(memory)
+        self.vectors, self._address = memory.cast("Q"), address_of(memory)
         self.run: Run | None = None
+        self.operation = b""  # for the ring
         self.first, self.stop = 0, 0  # the vectors that are still to be moved
         self.left = 0  # their bytes
         self.code = 0  # the kernel's answer, an error number
         self.offset = 0
 
     def begin(self, run: Run) -> None:
-        """Makes the vectors of a run."""
+        """Makes up what the kernel shall do."""
         job = run.job
         job.fill(run, self.scratch)
         self.first, self.stop = 0, job.vectors(run, self.scratch, self.vectors)
         self.offset, self.left = run.offset, run.size
         self.run = run
+        self._make_up(run)
 
-    def advance(self, count: int) -> None:
+    def _make_up(self, run: Run) -> None:
+        first, count = self.first, self.stop - self.first
+        code, where, length = READV, self._address + first * _VECTOR_BYTES, count
+        if run.job.is_write:
+            code = WRITEV
+        elif count == 1:
+            code, where, length = READ, self.vectors[2 * first], self.vectors[2 * first + 1]
+        self.operation = operation(code, self._descriptor, where, length, self.offset, self._tag)
+
+    def advance(self, run: Run, count: int) -> None:
         """So many bytes were moved, which are not all."""
         self.offset += count
         self.left -= count
@@ -65,6 +77,7 @@ class Lane:
             self.first += 1
         vectors[2 * self.first] += count
         vectors[2 * self.first + 1] -= count
+        self._make_up(run)
 
 
 class RingEngine:
@@ -75,12 +88,17 @@ class RingEngine:
     def __init__(self, file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> None:
         self._descriptor = file.descriptor
         self._scheduler, self._health = scheduler, health
-        count = depth + max(1, depth // 2)  # reads and writes have their own bounds
-        self._ring = Ring(2 * count + 1)
-        self._lanes = [Lane(tag) for tag in range(2 * count)]
-        self._free = list(self._lanes)
+        self._ring = Ring(2 * depth + 1)
+        scheduler.ahead = depth
+        self._lanes: list[Lane] = []
+        self._free: list[Lane] = []
+        self._hands: tuple[collections.deque[Lane], ...] = collections.deque(), collections.deque()
+        self._at_kernel = [0, 0]  # runs, by `is_write`, as the hands are
         self._wake_word = ctypes.c_uint64()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._listening = operation(
+            READ, self._wake, ctypes.addressof(self._wake_word), 8, 0, _WAKE_TAG
+        )
         scheduler.on_work = self._awake
         self._thread = threading.Thread(
             target=guarded, args=(self._work, scheduler, health), name="nvme-ring", daemon=True
@@ -92,49 +110,23 @@ class RingEngine:
         not stand behind this engine's thread to have it back."""
         _HOLDING.eventfd_write(self._wake, ctypes.c_uint64(1))
 
-    @property
-    def _out(self) -> int:
-        return len(self._lanes) - len(self._free)
-
     def _work(self) -> None:
-        self._listen()
+        self._ring.push(self._listening)
         while True:
-            runs = self._scheduler.take(len(self._free), wait=not self._out)
-            if not runs and not self._out:
+            is_idle = not any(self._at_kernel)
+            runs = self._scheduler.take(RUNS_A_TURN, wait=is_idle)
+            if is_idle and not runs:
                 return
-            self._begin(runs)
-            if self._out:
+            self._prepare(runs)
+            self._hand_over()
+            if any(self._at_kernel):
                 self._ring.enter(1)
                 self._reap()
 
-    def _reap(self) -> None:
-        """Others take the place of the runs that have landed; then these are judged.
-
-        Devices tend to answer many calls at a time, and are then idle until the next one comes:
-        the first is handed over before anything else is done.
-        """
-        landing, landed = self._landed(), []
-        for lanes in (list(itertools.islice(landing, 1)), list(landing)):
-            if lanes:
-                runs = [lane.run for lane in lanes if lane.run]
-                self._begin(self._scheduler.take(len(self._free), wait=False, landed=runs))
-                self._ring.enter(0)
-                landed += lanes
-        if landed:
-            answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
-            conclude(self._scheduler, self._health, answers)
-            for lane in landed:
-                lane.run = None  # and with it the plan's memory
-            self._free += landed
-
-    def _listen(self) -> None:
-        address = ctypes.addressof(self._wake_word)
-        self._ring.push(READ, self._wake, address, 8, 0, _WAKE_TAG)
-
-    def _begin(self, runs: list[Run]) -> None:
-        """Pushes runs; the kernel gets them by the next `enter`."""
+    def _prepare(self, runs: list[Run]) -> None:
+        """Takes runs into the hand."""
         for run in runs:
-            lane = self._free.pop()
+            lane = self._free.pop() if self._free else self._new_lane()
             try:
                 lane.begin(run)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
@@ -142,28 +134,52 @@ class RingEngine:
                 self._scheduler.ended([run])
                 self._free.append(lane)
                 continue
-            self._push(lane, run)
+            self._hands[run.job.is_write].append(lane)
 
-    def _push(self, lane: Lane, run: Run) -> None:
-        operation = WRITEV if run.job.is_write else READV
-        address, count = lane.address + lane.first * _VECTOR_BYTES, lane.stop - lane.first
-        self._ring.push(operation, self._descriptor, address, count, lane.offset, lane.tag)
+    def _new_lane(self) -> Lane:
+        lane = Lane(self._descriptor, len(self._lanes))
+        self._lanes.append(lane)
+        return lane
+
+    def _hand_over(self) -> None:
+        """Pushes as much of the hand as the depth allows; the kernel gets it by the next `enter`."""
+        for is_write, hand in enumerate(self._hands):
+            if hand:
+                room = self._scheduler.depth(bool(is_write)) - self._at_kernel[is_write]
+                for _ in range(min(room, len(hand))):
+                    self._ring.push(hand.popleft().operation)
+                    self._at_kernel[is_write] += 1
+
+    def _reap(self) -> None:
+        """Others take the place of the runs that have landed; then these are judged."""
+        landed = list(self._landed())
+        if not landed:
+            return
+        self._hand_over()
+        self._ring.enter(0)
+        answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
+        conclude(self._scheduler, self._health, answers)
+        for lane in landed:
+            lane.run = None  # and with it the plan's memory
+        self._free += landed
 
     def _landed(self) -> Iterator[Lane]:
         """Those whose runs have come to an end at the kernel."""
         for tag, result in self._ring.completions():
             if tag == _WAKE_TAG:
-                self._listen()
+                self._ring.push(self._listening)
                 continue
             lane = self._lanes[tag]
-            assert lane.run is not None
+            run = lane.run
+            assert run is not None
             if 0 < result < lane.left:
-                lane.advance(result)
-                self._push(lane, lane.run)
+                lane.advance(run, result)
+                self._ring.push(lane.operation)
                 continue
             lane.code = 0
             if result != lane.left:  # an error, or the end of the file
-                lane.code = -result or (errno.ENOSPC if lane.run.job.is_write else errno.EIO)
+                lane.code = -result or (errno.ENOSPC if run.job.is_write else errno.EIO)
+            self._at_kernel[run.job.is_write] -= 1
             yield lane
 
     def close(self, timeout_seconds: float) -> bool:

@@ -5,7 +5,8 @@
     submit ---> reads  [job][job][job]  --+            take one run of the first job,
                 writes [job][job]       --+--> take()  then that job goes to the back
                                                ^
-                bandwidth: a bucket each way   writes hold at most half of the depth
+                bandwidth: a bucket each way   writes hold at most half of the depth, or all of it
+                                               where nothing was read for a while
 
 A job's future is done when no byte of it can move any more: a run that has begun is always waited
 for, since the memory that it fills or drains must not be used for anything else.  What has not
@@ -26,6 +27,7 @@ from anchorstore.tiers.nvme.jobs import Job, Run
 from anchorstore.tiers.nvme.plans import Done, Status
 
 WATCH_SECONDS = 0.05  # how late a passed deadline may be seen where nothing else happens
+QUIET_SECONDS = 0.1  # without a read, until writes may have the whole depth
 
 
 class Bucket:
@@ -55,7 +57,7 @@ class Limits:
     """Bounds of one device's queue.
 
     Attributes:
-        depth: runs at the same time.
+        depth: runs at the kernel at the same time, each way.
         queue_blocks: blocks that wait or move, each way.
         deadline_seconds: from submit to the start of a run, and for a run itself.
         read_bytes_per_second, write_bytes_per_second: 0 = no limit.
@@ -71,34 +73,46 @@ class Limits:
 class _Lane:
     """One direction."""
 
-    def __init__(self, depth: int, bytes_per_second: float) -> None:
+    def __init__(self, bytes_per_second: float) -> None:
         self.jobs: collections.deque[Job] = collections.deque()
         self.bucket = Bucket(bytes_per_second)
-        self.depth = depth
         self.blocks = 0
         self.runs_out = 0
 
-    def has_work(self) -> bool:
-        """Whether a run may begin, as far as the depth goes."""
-        return bool(self.jobs) and self.runs_out < self.depth
-
 
 class Scheduler:
-    """Thread-safe; engines call `take` and `ended`."""
+    """Thread-safe; engines call `take` and `ended`.
+
+    Attributes:
+        ahead: runs each way that an engine may have in hand beyond the depth, to be begun as soon
+            as another ends; it keeps to the depth itself, then.
+        on_work: for an engine that does not wait here.
+    """
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self._limits, self._clock = limits, clock
         self._lock = threading.RLock()  # its conditions know its owner without a try
         self._work = threading.Condition(self._lock)  # for those who take
         self._waiting = threading.Condition(self._lock)  # for the watcher
-        self.reads = _Lane(limits.depth, limits.read_bytes_per_second)
-        self.writes = _Lane(max(1, limits.depth // 2), limits.write_bytes_per_second)
+        self.reads = _Lane(limits.read_bytes_per_second)
+        self.writes = _Lane(limits.write_bytes_per_second)
         self._lanes = (self.reads, self.writes)  # by `is_write`
+        self._read_at = -math.inf  # when a read was last begun
         self._out: dict[Run, float] = {}
         self._earliest = math.inf  # no waiting job's deadline is before it
         self._is_closed = False
         self.late_blocks = 0
-        self.on_work: Callable[[], object] | None = None  # for an engine that does not wait here
+        self.ahead = 0
+        self.on_work: Callable[[], object] | None = None
+
+    def depth(self, is_write: bool) -> int:
+        """How many runs may be at the kernel now."""
+        return self._depth(is_write, self._clock.now())
+
+    def _depth(self, is_write: bool, now: float) -> int:
+        if not is_write or not (self.reads.blocks or now < self._read_at + QUIET_SECONDS):
+            return self._limits.depth
+        return max(1, self._limits.depth // 2)
 
     def submit(self, job: Job) -> None:
         """Queues a job of at least one block, or ends it at once with REFUSED."""
@@ -129,17 +143,12 @@ class Scheduler:
             return False
         return self._clock.now() - oldest > self._limits.deadline_seconds
 
-    def take(self, most: int, *, wait: bool, landed: Sequence[Run] = ()) -> list[Run]:
+    def take(self, most: int, *, wait: bool) -> list[Run]:
         """The next runs, at most so many; none where none can begin now, or, waiting, at the end.
-
-        `landed` are runs that the kernel is done with and that are still to be judged: others may
-        have their places.
         """
         while True:
             ended: list[Job] = []
             with self._lock:
-                for run in landed:
-                    self._land(run)
                 now = self._clock.now()
                 if self._is_closed or now >= self._earliest:
                     self._expire(now, ended)
@@ -156,14 +165,22 @@ class Scheduler:
         """Runs to begin now, and how long to wait where there is none."""
         runs: list[Run] = []
         pause: float | None = None
-        for lane in self._lanes:
-            while lane.jobs and lane.runs_out < lane.depth and len(runs) < most:
+        has_more = False
+        for is_write, lane in enumerate(self._lanes):
+            if not lane.jobs:
+                continue
+            room = self._depth(bool(is_write), now) + self.ahead - lane.runs_out
+            while lane.jobs and room > 0:
+                if len(runs) == most:
+                    has_more = True
+                    break
                 wait_seconds = lane.bucket.wait_seconds(now)
                 if wait_seconds:
                     pause = wait_seconds if pause is None else min(pause, wait_seconds)
                     break
                 runs.append(self._begin_one(lane, now))
-        if runs and (self.reads.has_work() or self.writes.has_work()):
+                room -= 1
+        if runs and has_more:
             self._work.notify()  # whoever wakes takes its part and wakes the next
         return runs, pause
 
@@ -175,11 +192,13 @@ class Scheduler:
         lane.bucket.spend(run.size)
         lane.runs_out += 1
         self._out[run] = now
+        if lane is self.reads:
+            self._read_at = now
         return run
 
     def _land(self, run: Run) -> None:
-        if self._out.pop(run, None) is not None:
-            self._lanes[run.job.is_write].runs_out -= 1
+        del self._out[run]
+        self._lanes[run.job.is_write].runs_out -= 1
 
     def ended(self, runs: Sequence[Run]) -> None:
         """Runs whose blocks have their status.  Whoever says so takes again, so nobody is woken."""
@@ -192,8 +211,8 @@ class Scheduler:
                     done.append(run.job)
         self._finish(done)
 
-    def again(self, run: Run) -> None:
-        """A run of several blocks failed: each is tried on its own."""
+    def again(self, run: Run, *, is_close: bool) -> None:
+        """Each block of a run is tried on its own."""
         job = run.job
         with self._lock:
             self._land(run)
@@ -201,7 +220,7 @@ class Scheduler:
             if not job.runs:
                 lane.jobs.append(job)
                 self._earliest = min(self._earliest, job.deadline)
-            job.runs.extend(job.singles(run))
+            job.runs.extend(job.singles(run, is_close))
 
     def _count(self, job: Job, blocks: int) -> None:
         self._lanes[job.is_write].blocks -= blocks

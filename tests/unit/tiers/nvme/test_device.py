@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from anchorstore.errors import ConfigError
+from anchorstore.tiers.nvme.format import FOOTER_BYTES, slot_bytes_of
 from anchorstore.tiers.nvme.plans import Status
 from anchorstore.tiers.nvme.seam import FILE_NAME, DirectFile, lock
 from anchorstore.units import MIB
@@ -85,16 +86,35 @@ def test_gone_blocks_after_restart_are_not_found(tmp_path: pathlib.Path) -> None
     device.close()
 
 
-@pytest.mark.parametrize("column", ["path_hash", "generation", "layout_key", "lineage", "checksum"])
+@pytest.mark.parametrize("column", ["path_hash", "generation", "layout_key", "lineage"])
 def test_read_of_another_block_than_the_slots_says_other(
     tmp_path: pathlib.Path, column: str
 ) -> None:
     device = open_device(tmp_path)
-    blocks = Blocks.made(device, 2, 3968)
+    blocks = Blocks.made(device, 3, 4096)
     write(device, blocks)
-    changed = getattr(blocks.plan, column).copy()
-    changed[1] += changed.dtype.type(1)
-    assert statuses(device, blocks, blocks.reading(**{column: changed})) == [1, Status.OTHER]
+    wanted = {name: getattr(blocks.plan, name).copy() for name in (column, "checksum")}
+    for changed in wanted.values():
+        changed[1] += changed.dtype.type(1)
+    assert statuses(device, blocks, blocks.reading(**wanted)) == [1, Status.OTHER, 1]
+    device.close()
+
+
+@pytest.mark.parametrize("block_bytes", [3968, 4096, 65536])
+def test_read_asks_the_bytes_and_no_footer_whether_they_are_the_block(
+    tmp_path: pathlib.Path, block_bytes: int
+) -> None:
+    device = open_device(tmp_path)
+    blocks = Blocks.made(device, 3, block_bytes)
+    write(device, blocks)
+    slot_bytes = slot_bytes_of(block_bytes)
+    with (tmp_path / FILE_NAME).open("r+b") as file:
+        for at in range(3):
+            file.seek(device.data_offset + (at + 1) * slot_bytes - FOOTER_BYTES)
+            file.write(bytes(FOOTER_BYTES))
+    assert statuses(device, blocks) == [Status.OK] * 3
+    checksum = blocks.plan.checksum + np.array([0, 1, 0], np.uint64)
+    assert statuses(device, blocks, blocks.reading(checksum=checksum)) == [1, Status.FOREIGN, 1]
     device.close()
 
 

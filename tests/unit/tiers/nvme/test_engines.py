@@ -26,9 +26,9 @@ from anchorstore.tiers.nvme.jobs import (
     address_of,
 )
 from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
-from anchorstore.tiers.nvme.ring import Ring
+from anchorstore.tiers.nvme.ring import READ, READV, Ring, operation
 from anchorstore.tiers.nvme.ring_engine import Lane
-from anchorstore.tiers.nvme.scheduler import Bucket, Limits, Scheduler
+from anchorstore.tiers.nvme.scheduler import QUIET_SECONDS, Bucket, Limits, Scheduler
 from anchorstore.tiers.nvme.seam import FILE_NAME
 from tests.unit.tiers.nvme.bench import Blocks, Memory, open_device, statuses, write
 
@@ -154,26 +154,43 @@ def test_advanced_drops_what_was_moved() -> None:
     assert advanced(buffers, 9) == []
 
 
-def test_ring_lane_after_a_short_call_goes_on_where_the_threads_would() -> None:
-    job = job_of([0, 4, 8, 12], block_bytes=2 * 4096 + 4000)  # two pages, and two of tail
+@pytest.mark.parametrize(
+    ("block_bytes", "slot_pages", "is_close", "last_pages"),
+    [(8192, 3, False, 2), (8192, 3, True, 3), (12192, 4, False, 3), (12192, 4, True, 4)],
+)
+def test_ring_lane_after_a_short_call_goes_on_where_the_threads_would(
+    block_bytes: int, slot_pages: int, is_close: bool, last_pages: int
+) -> None:
+    units = [at * slot_pages for at in range(4)]
+    job = job_of(units, block_bytes=block_bytes, is_close=is_close)
     [run] = job.runs
-    lane = Lane(0)
+    assert run.size == (units[-1] + last_pages) * UNIT_BYTES
+    lane = Lane(7, 0)
     lane.begin(run)
     buffers = job.buffers(run, lane.scratch)
-    for moved in (1, 4096, 8192, 8193, 16384, 3 * 16384 + 8191, run.size - 1):
+    for moved in (1, 4096, 8192, 8193, 16384, 28671, run.size - 1):
         lane.begin(run)
-        lane.advance(moved // 2)
-        lane.advance(moved - moved // 2)
+        lane.advance(run, moved // 2)
+        lane.advance(run, moved - moved // 2)
         left = lane.vectors[2 * lane.first : 2 * lane.stop].tolist()
         wanted = [(address_of(part), len(part)) for part in advanced(buffers, moved)]
         assert list(zip(left[::2], left[1::2], strict=True)) == wanted
         assert (lane.offset, lane.left) == (run.offset + moved, run.size - moved)
+        assert lane.operation == operation(*operation_of(lane, wanted), lane.offset, 0)
+
+
+def operation_of(lane: Lane, wanted: list[tuple[int, int]]) -> tuple[int, int, int, int]:
+    if len(wanted) == 1:
+        return READ, 7, *wanted[0]
+    return READV, 7, address_of(memoryview(lane.vectors)) + 16 * lane.first, len(wanted)
 
 
 # -- the scheduler alone
 
 
-def job_of(units: list[int], *, is_write: bool = False, block_bytes: int = 3968) -> Job:
+def job_of(
+    units: list[int], *, is_write: bool = False, block_bytes: int = 3968, is_close: bool = False
+) -> Job:
     count = len(units)
     zeros = np.zeros(count, np.uint64)
     hashes = np.zeros((count, 4), np.uint64)
@@ -188,7 +205,7 @@ def job_of(units: list[int], *, is_write: bool = False, block_bytes: int = 3968)
         lineage=zeros.astype(np.uint8),
         checksum=zeros,
     )
-    job = ReadJob(plan, Memory().of, 0, 0, 0)
+    job = ReadJob(plan, Memory().of, 0, 0, 0, is_close=is_close)
     job.is_write = is_write
     return job
 
@@ -221,27 +238,30 @@ def test_scheduler_takes_reads_first_and_plans_in_turn() -> None:
     assert [run.job for run in taken] == [first, second, first, second, first, third]
 
 
-def test_scheduler_lets_writes_hold_half_of_the_depth() -> None:
-    subject, _ = scheduler(depth=4)
-    subject.submit(job_of([0, 2, 4], is_write=True))
-    first, _ = subject.take(4, wait=False)
-    assert not subject.take(1, wait=False)
-    subject.ended([first])
-    assert subject.take(1, wait=False)
+def test_scheduler_lets_writes_hold_half_of_the_depth_unless_nothing_is_read() -> None:
+    subject, clock = scheduler(depth=4)
+    read = job_of([20])
+    subject.submit(read)
+    subject.submit(job_of([0, 2, 4, 6, 8], is_write=True))
+    reading, *writing = subject.take(9, wait=False)
+    assert reading.job is read and len(writing) == 2
+    subject.ended([reading])
+    assert not subject.take(1, wait=False), "one was read a moment ago"
+    clock.advance(QUIET_SECONDS)
+    assert len(subject.take(9, wait=False)) == 2
+    subject.ended(writing[:1])
+    assert len(subject.take(9, wait=False)) == 1
 
 
-def test_scheduler_gives_the_place_of_a_landed_run_to_another_once() -> None:
+def test_scheduler_lets_an_engine_have_runs_in_hand() -> None:
     subject, _ = scheduler(depth=1)
-    job = job_of([0, 2, 4])
+    subject.ahead = 2
+    job = job_of([0, 2, 4, 6])
     subject.submit(job)
-    [first] = subject.take(4, wait=False)
-    assert not subject.take(1, wait=False)
-    [second] = subject.take(4, wait=False, landed=[first])
+    first, *_ = subject.take(9, wait=False)
+    assert not subject.take(1, wait=False) and [run.start for run in job.runs] == [3]
     subject.ended([first])
-    assert not subject.take(1, wait=False), "the second is out"
-    subject.ended([second])
-    subject.ended(subject.take(4, wait=False))
-    assert job.future.done()
+    assert len(subject.take(9, wait=False)) == 1
 
 
 def test_scheduler_with_a_full_queue_refuses_at_once() -> None:
@@ -289,8 +309,8 @@ def test_scheduler_tries_a_failed_run_again_block_by_block() -> None:
     subject.submit(job)
     [run] = subject.take(1, wait=False)
     assert (run.start, run.stop) == (0, 3)
-    subject.again(run)
-    assert spans(job) == [(0, 1), (1, 2), (2, 3)]
+    subject.again(run, is_close=True)
+    assert spans(job) == [(0, 1), (1, 2), (2, 3)] and all(run.is_close for run in job.runs)
     for _ in range(3):
         [single] = subject.take(1, wait=False)
         assert not job.future.done()
