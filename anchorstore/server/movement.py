@@ -39,8 +39,8 @@ from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
 
 BATCH_BYTES_MAX = 32 * MIB  # begun at a time
-BATCH_BLOCKS_MAX = 256
-BATCHES_A_DEVICE = 2
+BATCH_BLOCKS_MAX = 64  # about half a millisecond of the loop
+BATCHES_A_DEVICE = 8
 PINNED_POOL_PART = 16  # all that is on its way pins at most one in so many of the pool
 PAUSE_SECONDS = 0.25  # between two looks where nobody wakes us
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0

@@ -2,11 +2,14 @@
 
 ::
 
-    begin    formats | slots' generations odd | Reads -> NvmeTier.read   in turns; threads
-                                                     |
-    ended    finish_promote | records, even <--------+  Done: which blocks are proven
-             hints | whoever waits for the ticket
+    begin    formats | slots' generations odd
+    start    Reads -> NvmeTier.read               in turns; threads
+                          |
+    finish   finish_promote | records, even  <----+  Done: which blocks are proven
+             hints
+    tell     whoever waits for the ticket, each for himself
 
+All but `begin` are pieces for the background: a look-up that memory can answer goes before them.
 A slot shows an odd generation until its bytes are proven, which no reader accepts; and nothing
 about it is said to anybody before finish_promote.
 """
@@ -14,17 +17,18 @@ about it is said to anybody before finish_promote.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from anchorstore.clock import Clock
+from anchorstore.server.background import Background, Piece
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.work import PromoteWork, Promotion
 from anchorstore.server.hints import HintTables
 from anchorstore.server.reads import Reads
-from anchorstore.server.supervisor import Supervisor
 from anchorstore.tiers.base import Tier
 from anchorstore.tiers.nvme.plans import Done, ReadPlan
 
@@ -45,12 +49,12 @@ class Promotions:
         core: Store,
         tier: Tier,
         clock: Clock,
-        supervisor: Supervisor,
+        background: Background,
         hints: HintTables,
         forget_gone: Callable[[], None],
     ) -> None:
         self._core, self._tier, self._reads, self._clock = core, tier, reads, clock
-        self._supervisor, self._hints, self._forget_gone = supervisor, hints, forget_gone
+        self._background, self._hints, self._forget_gone = background, hints, forget_gone
         self._listeners: dict[int, list[Ended]] = {}
 
     def begin(self, promotion: Promotion) -> None:
@@ -64,6 +68,17 @@ class Promotions:
         for segment, rows in _by_segment(work.segment_index):
             self._tier.records(segment)["generation"][work.slot[rows]] = work.generation[rows]
         self._listeners[work.ticket] = []
+        self._post(functools.partial(self._start, work))
+
+    def listen(self, tickets: Iterable[int], ended: Ended) -> None:
+        """Has `ended` called at the end of each of these open tickets."""
+        for ticket in tickets:
+            self._listeners[ticket].append(ended)
+
+    def _post(self, piece: Piece) -> None:
+        self._background.post("promotion", piece)
+
+    def _start(self, work: PromoteWork) -> None:
         plan = ReadPlan(
             segment_index=work.segment_index,
             offset=work.offset,
@@ -76,27 +91,18 @@ class Promotions:
             checksum=work.checksum,
         )
         reading = self._reads.read(work.namespace_id, plan)
-        reading.add_done_callback(lambda done: self._read(work, done))
+        reading.add_done_callback(lambda _: self._post(lambda: self._finish(work, reading)))
 
-    def listen(self, tickets: Iterable[int], ended: Ended) -> None:
-        """Has `ended` called at the end of each of these open tickets."""
-        for ticket in tickets:
-            self._listeners[ticket].append(ended)
-
-    def _read(self, work: PromoteWork, reading: asyncio.Future[Done]) -> None:
-        """An error here is a bug, whoever still waits: the supervisor is told."""
-        listeners = self._listeners.pop(work.ticket)
-        try:
-            done = reading.result()
-            ok, lost = done.ok, done.lost
-            there = self._core.finish_promote(work.ticket, ok, lost, self._clock.now())
-            self._show(work, there)
-            self._forget_gone()
-            self._hints.insert(work.domain, work, np.flatnonzero(there))
-            for ended in listeners:
-                ended(work.ticket, bool(there.any() or lost.any()))
-        except Exception as error:  # noqa: BLE001 - handed to the supervisor, whatever it is
-            self._supervisor.fail("promotion", error)
+    def _finish(self, work: PromoteWork, reading: asyncio.Future[Done]) -> None:
+        done = reading.result()
+        lost = done.lost
+        there = self._core.finish_promote(work.ticket, done.ok, lost, self._clock.now())
+        self._show(work, there)
+        self._forget_gone()
+        self._hints.insert(work.domain, work, np.flatnonzero(there))
+        has_news = bool(there.any() or lost.any())
+        for ended in self._listeners.pop(work.ticket):
+            self._post(functools.partial(ended, work.ticket, has_news))
 
     def _show(self, work: PromoteWork, there: npt.NDArray[np.bool_]) -> None:
         """Records of the slots that can be read now, their generations last."""

@@ -35,6 +35,7 @@ from anchorstore.keys import Namespace
 from anchorstore.server import codec
 from anchorstore.server.attached import Attached
 from anchorstore.server.auth import Authenticator
+from anchorstore.server.background import Background
 from anchorstore.server.core.store import Store
 from anchorstore.server.handout import Handout
 from anchorstore.server.hints import HintTables
@@ -107,7 +108,10 @@ class Service:
         self.seals = Seals(mover, hints, self.movement, devices, *parts)
         gone = self.seals.forget_gone
         self.reads = None if nvme is None else Reads(nvme, tier, supervisor)
-        promotions = None if self.reads is None else Promotions(self.reads, *parts, hints, gone)
+        promotions = None
+        if self.reads is not None:
+            self.background = Background(supervisor)
+            promotions = Promotions(self.reads, core, tier, clock, self.background, hints, gone)
         self._handout = Handout(core, tier, stagings, hints, clock)
         self.lookups = Lookups(
             core,

@@ -221,9 +221,11 @@ class NaiveStore:
 
     # ---- room ----
 
-    def evict(self, inside: Callable[[Block], bool], want: int, before: int) -> int:
+    def evict(
+        self, inside: Callable[[Block], bool], want: int, before: int, pages_max: int = 2**32
+    ) -> int:
         gone = 0
-        while want > 0:
+        while want > 0 and pages_max > 0:
             leaves = [
                 page
                 for page in self.pages.values()
@@ -237,14 +239,18 @@ class NaiveStore:
             victim = min(leaves, key=lambda page: page.stamp)
             want -= sum(b.kind.slot_bytes for b in victim.blocks.values() if inside(b))
             gone += self.drop_pages([victim.key])[0]
+            pages_max -= 1
         return gone
 
-    def thin(self, inside: Callable[[Block], bool], want: int, before: int) -> int:
+    def thin(
+        self, inside: Callable[[Block], bool], want: int, before: int, blocks_max: int = 2**32
+    ) -> int:
         gone = 0
         for page in sorted(self.pages.values(), key=lambda page: page.stamp):
             for block in list(page.blocks.values()):
                 inner = page.stamp < before and bool(self.children(page.key))
-                if want > 0 and inner and inside(block) and not block.leases:
+                is_wanted = want > 0 and gone < blocks_max
+                if is_wanted and inner and inside(block) and not block.leases:
                     self.drop_block(block)
                     want -= block.kind.slot_bytes
                     gone += 1
@@ -336,7 +342,7 @@ class NaiveStore:
         self.pool.pass_on(segment_id, slot_class)
         return True
 
-    def evict_step(self, limit: int, smallest: dict[Component, int]) -> int:
+    def evict_step(self, limit: int) -> int:
         gone = 0
         for component in Component:
             capacity = self.pool.capacity(component)
@@ -350,10 +356,10 @@ class NaiveStore:
             def inside(block: Block, component: Component = component) -> bool:
                 return block.kind.component == component
 
-            want = min(over, (limit - gone) * smallest.get(component, 1))
-            here = self.evict(inside, want, self.tick + 1) if want > 0 else 0
-            if not here and want > 0 and component in THINNED:
-                here = self.thin(inside, want, self.tick + 1)
+            most = limit - gone
+            here = self.evict(inside, over, self.tick + 1, most)
+            if not here and component in THINNED:
+                here = self.thin(inside, over, self.tick + 1, most)
             gone += here
             if not here or over <= 0:
                 self.draining.discard(component)

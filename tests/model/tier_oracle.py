@@ -95,10 +95,10 @@ class Picture:
         block.tiers.remove(tier)
         self.freed[tier, block.component] += block.sizes[tier]
 
-    def evict(self, tier: str, component: Component, want: int, waits: bool) -> int:
+    def evict(self, tier: str, component: Component, want: int, waits: bool, pages_max: int) -> int:
         """Leaves, least recently used first."""
         gone = 0
-        while want > 0:
+        while want > 0 and pages_max > 0:
             leaves = [
                 (*self.turn(tier, row), row)
                 for row, page in self.pages.items()
@@ -109,6 +109,7 @@ class Picture:
             ]
             if not leaves:
                 break
+            pages_max -= 1
             page = self.pages[min(leaves)[-1]]
             for block in self.here(page, tier):
                 want -= block.sizes[tier] if block.component is component else 0
@@ -129,7 +130,7 @@ class Picture:
         """Whether it is to be written to nvme before it leaves dram."""
         return block.admitted and "nvme" not in block.tiers
 
-    def thin(self, tier: str, component: Component, want: int, waits: bool) -> int:
+    def thin(self, tier: str, component: Component, want: int, waits: bool, blocks_max: int) -> int:
         """Blocks of inner pages, least recently used first."""
         gone = 0
         found = [
@@ -142,7 +143,7 @@ class Picture:
             and self.has_followers(row, tier)
         ]
         for _, _, block in sorted(found, key=lambda entry: entry[:2]):
-            if want > 0:
+            if want > 0 and gone < blocks_max:
                 want -= block.sizes[tier]
                 self.leave(block, tier)
                 gone += 1
@@ -159,13 +160,10 @@ class Picture:
             over = used - int(tier.low_watermark * capacity)
             if component not in draining or gone >= limit or over <= 0:
                 continue
-            kinds = [k for k in self.state.registry.kinds.values() if k.component is component]
-            classes = [c for k in kinds if (c := tier.class_of(k)) is not None]
-            smallest = min((c.slot_bytes for c in classes), default=1)
-            want = min(over, (limit - gone) * smallest)
-            here = self.evict(tier.name, component, want, waits)
+            most = limit - gone
+            here = self.evict(tier.name, component, over, waits, most)
             if not here and component in THINNED:
-                here = self.thin(tier.name, component, want, waits)
+                here = self.thin(tier.name, component, over, waits, most)
             gone += here
 
     def where(self) -> Where:

@@ -8,7 +8,6 @@ naive store's, and after every step `check()` must find nothing and both must ho
 from __future__ import annotations
 
 from anchorstore.errors import CapacityFull, InvalidRequest, LeaseExpired
-from anchorstore.layout import Component
 from anchorstore.server.core.types import (
     BlockColumns,
     Miss,
@@ -175,18 +174,9 @@ class Walk(WritingWalk):
         assert end is None or end > self.now
 
     def evict_step(self) -> None:
-        alive = {kind for session in self.sessions.values() for kind in session.kinds}
-        alive |= {kind for page in self.naive.pages.values() for kind in page.blocks}
-        alive |= {block.kind for block in self.naive.detached}
-        for ticket in self.tickets.values():
-            alive |= {ticket.reservation.kinds[position] for _, _, position, _ in ticket.copies}
-        smallest: dict[Component, int] = {}
-        for kind in alive:
-            size = smallest.get(kind.component, kind.slot_bytes)
-            smallest[kind.component] = min(size, kind.slot_bytes)
         limit = 1 + self.draw(6)
         gone = self.store.evict_step(self.now, limit)
-        assert gone == self.naive.evict_step(limit, smallest)
+        assert gone == self.naive.evict_step(limit)
 
     def remove(self) -> None:
         if (session := self.pick_session()) is None or self.draw(6):

@@ -23,7 +23,13 @@ import numpy as np
 from anchorstore.layout import Component
 from anchorstore.server.core.balancing import take_colder, take_oldest
 from anchorstore.server.core.moving import Left
-from anchorstore.server.core.policy import Field, Scope, oldest_inner_blocks, take_leaves
+from anchorstore.server.core.policy import (
+    PAGES_MAX,
+    Field,
+    Scope,
+    oldest_inner_blocks,
+    take_leaves,
+)
 from anchorstore.server.core.pool import Grant, SlotClass
 from anchorstore.server.core.state import State
 from anchorstore.server.core.tier import Tier
@@ -46,10 +52,12 @@ def evict(
     before: int,
     may_go: Callable[[int], bool] | None = None,
     rather_than: U32 | None = None,
+    pages_max: int = PAGES_MAX,
 ) -> int:
     """Takes leaf pages (which: `take_leaves`) out of the tier, until `want_bytes` of the scope's
-    slots are free or no victim is left.  Returns the places given up."""
-    pages, holes = take_leaves(state, tier, scope, want_bytes, before, may_go, rather_than)
+    slots are free, no victim is left, or so many pages are out.  Returns the places given up."""
+    rules = (may_go, rather_than, pages_max)
+    pages, holes = take_leaves(state, tier, scope, want_bytes, before, *rules)
     if not pages:
         return 0
     rows = np.array(pages, np.uint32)
@@ -84,9 +92,10 @@ def thin(
     want_bytes: int,
     before: int,
     among: Callable[[U32], Bools] | None = None,
+    blocks_max: int = PAGES_MAX,
 ) -> int:
-    """Drops blocks of inner pages from the tier.  Returns the places given up."""
-    rows = oldest_inner_blocks(state, tier, scope, want_bytes, before, among)
+    """Drops blocks of inner pages from the tier, so many at most.  Returns the places given up."""
+    rows = oldest_inner_blocks(state, tier, scope, want_bytes, before, among)[:blocks_max]
     for row in rows.tolist():
         state.leave_block(tier, row)
     state.counters["blocks_thinned" if tier is state.dram else "blocks_thinned_nvme"] += len(rows)
@@ -161,7 +170,7 @@ def _make_room(
 
 
 def evict_step(state: State, limit_blocks: int) -> int:
-    """Watermark work in every tier, at most about `limit_blocks` blocks each.
+    """Watermark work in every tier, about `limit_blocks` blocks or pages each at most.
 
     A component above its high watermark is drained, in as many steps as it takes, until it is
     below its low one.  Where there is a slower tier that takes blocks, this waits for what is not
@@ -184,13 +193,11 @@ def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
         if component not in tier.draining or gone >= limit_blocks:
             continue
         scope = Scope(Field.COMPONENT, int(component))
-        smallest = _smallest_slot(state, tier, component)
-        want_bytes = min(over_bytes, (limit_blocks - gone) * smallest)
-        here, before = 0, state.tick + 1
-        if want_bytes > 0:
-            here = evict(state, tier, scope, want_bytes, before, may_go)
-        if not here and want_bytes > 0 and component in THINNED:
-            here = thin(state, tier, scope, want_bytes, before, among)
+        here, before, most = 0, state.tick + 1, limit_blocks - gone
+        if over_bytes > 0:
+            here = evict(state, tier, scope, over_bytes, before, may_go, pages_max=most)
+        if not here and over_bytes > 0 and component in THINNED:
+            here = thin(state, tier, scope, over_bytes, before, among, most)
         gone += here
         if not here or over_bytes <= 0:
             tier.draining.discard(component)
@@ -212,8 +219,3 @@ def _is_doubled(state: State, page: int) -> bool:
             missing.append(block)
         block = state.blocks.next.item(block)
     return not missing or not state.admitted(np.array(missing, np.uint32)).any()
-
-
-def _smallest_slot(state: State, tier: Tier, component: Component) -> int:
-    classes = (tier.class_of(k) for k in state.registry.kinds.values() if k.component == component)
-    return min((found.slot_bytes for found in classes if found is not None), default=1)

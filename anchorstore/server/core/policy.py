@@ -37,6 +37,9 @@ QUEUES_MAX = 64
 PASSED_MAX = 4_096
 """Pages that a rule keeps from going before a walk gives up."""
 
+PAGES_MAX = 2**32
+"""No bound: of pages that one eviction takes."""
+
 PATIENCE_TICKS = 16_384
 """How long an order holds whose keys drift: measuring anew reads all leaves."""
 
@@ -228,9 +231,10 @@ def take_leaves(
     before: int,
     may_go: Callable[[int], bool] | None = None,
     rather_than: U32 | None = None,
+    pages_max: int = PAGES_MAX,
 ) -> tuple[list[int], list[int]]:
     """Pages to evict from the tier, in order, until slots of `want_bytes` in the scope go with
-    them; and the holes that go with those.
+    them, `pages_max` at most; and the holes that go with those.
 
     Only pages last used before tick `before`, or, where `rather_than` names pages, those that would
     go before any of these; a page with a busy block, one that `may_go` refuses, and one of a
@@ -275,7 +279,7 @@ def take_leaves(
                 if leaf := state.retreat(tier, page, holes):
                     order.announce(leaf)
                     exposed.add(leaf)
-                if want_bytes <= 0:
+                if want_bytes <= 0 or len(chosen) >= pages_max:
                     break
     tier.queues.announce_to_others(order, exposed)
     return chosen, holes

@@ -199,7 +199,11 @@ class NvmeDevice:
             return future
         where = (memory_of, self.base_unit, self.data_offset, self._device_key)
         is_write = isinstance(plan, WritePlan)
-        job: Job = WriteJob(plan, *where) if isinstance(plan, WritePlan) else ReadJob(plan, *where, is_close=False)
+        job: Job = (
+            WriteJob(plan, *where)
+            if isinstance(plan, WritePlan)
+            else ReadJob(plan, *where, is_close=False)
+        )
         sizes = plan.block_bytes
         job.future.add_done_callback(lambda future: self._count(is_write, sizes, future))
         self._scheduler.submit(job)

@@ -142,7 +142,7 @@ class RingEngine:
         return lane
 
     def _hand_over(self) -> None:
-        """Pushes as much of the hand as the depth allows; the kernel gets it by the next `enter`."""
+        """Pushes as much of the hand as the depth allows; by the next `enter` the kernel has it."""
         for is_write, hand in enumerate(self._hands):
             if hand:
                 room = self._scheduler.depth(bool(is_write)) - self._at_kernel[is_write]
