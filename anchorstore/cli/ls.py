@@ -7,6 +7,7 @@ from typing import Any
 
 from anchorstore.cli import connection, names
 from anchorstore.cli.connection import Connection
+from anchorstore.cli.namespace_table import namespaces_text
 from anchorstore.cli.options import integer
 from anchorstore.cli.output import (
     add_json_option,
@@ -17,7 +18,6 @@ from anchorstore.cli.output import (
     print_json,
     table,
 )
-from anchorstore.cli.status import namespaces_text
 from anchorstore.transport.frames import Method
 from anchorstore.units import format_bytes
 from anchorstore.wire.v1 import admin_pb2

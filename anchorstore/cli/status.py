@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 
 from anchorstore.cli import connection
+from anchorstore.cli.namespace_table import namespaces_text
 from anchorstore.cli.output import (
     add_json_option,
     blocks_of,
@@ -99,23 +99,3 @@ def devices_text(status: admin_pb2.StatusResponse) -> str:
         errors = number(device.read_errors + device.write_errors)
         rows.append([*cells, errors, number(device.late_blocks)])
     return table(headers, rows, "lllrrrrr")
-
-
-def namespaces_text(namespaces: Iterable[admin_pb2.NamespaceStatus]) -> str:
-    """A line a namespace."""
-    headers = ["NAMESPACE", "DOMAIN", "MODEL", "PAGES", "USED", "QUOTA", "LINEAGE", "SESSIONS"]
-    rows, spaces = [], list(namespaces)
-    with_nvme = any(space.nvme_bytes or space.nvme_quota_bytes for space in spaces)
-    if with_nvme:
-        headers[6:6] = ["NVME", "NVME QUOTA"]
-    for space in spaces:
-        quota = format_bytes(space.quota_bytes) if space.quota_bytes else "none"
-        lineage = "any" if space.max_lineage == 255 else str(space.max_lineage)
-        cells = [digest(space.root_digest), space.domain, space.model, number(space.pages)]
-        cells += [format_bytes(space.bytes), quota]
-        if with_nvme:
-            cells += [format_bytes(space.nvme_bytes)]
-            cells += [format_bytes(space.nvme_quota_bytes) if space.nvme_quota_bytes else "none"]
-        cells += [lineage, number(space.sessions)]
-        rows.append([*cells, "on" if space.enabled else "OFF"])
-    return table([*headers, "STATE"], rows, "lll" + "r" * (len(headers) - 3))

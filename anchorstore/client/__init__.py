@@ -5,6 +5,7 @@ Reading order::
     options.py    what a caller says              counters.py   what a client has seen
     effects.py    what the steps ask a driver     gate.py       whether a call is worth trying
     session.py    attach, stay attached, call     exchange.py   requests and replies, no socket
+    limits.py     how many pages a call may name
     lookups.py    get: look up, hold, end         handles.py, blocks.py  windows and blocks
     reserving.py  put: ask, fill                  writing.py    reservations
     staging.py    memory on its way out           mapping.py    memory that is read in place

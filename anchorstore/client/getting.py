@@ -20,7 +20,8 @@ from anchorstore.client.blocks import BlocksBase
 from anchorstore.client.buffers import Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.handles import WindowBase
-from anchorstore.client.options import LINEAGE_ANY, NeedAll, check_hashes, check_range
+from anchorstore.client.limits import count_pages
+from anchorstore.client.options import LINEAGE_ANY, NeedAll, check_range
 from anchorstore.client.session import Session, log
 from anchorstore.errors import (
     AnchorStoreError,
@@ -46,8 +47,9 @@ def get(
 ) -> Steps[int]:
     """Copies the blocks of pages first_page, ... and returns how many there were in a row."""
     until, hashes = session.until(deadline_seconds), bytes(memoryview(path_hashes))
-    target = _checked(session, hashes, layout, destination, first_page, max_lineage)
-    wanted, size = len(hashes) // DIGEST_BYTES - first_page, session.block_bytes[layout]
+    pages = yield from count_pages(session, hashes, until)
+    target = _checked(session, pages, layout, destination, first_page, max_lineage)
+    wanted, size = pages - first_page, session.block_bytes[layout]
     copied, direct = 0, session.direct
     if direct is not None and session.is_bound and direct.may_read():
         tail = hashes[first_page * DIGEST_BYTES :]
@@ -67,7 +69,7 @@ def get(
 
 def _checked(
     session: Session,
-    hashes: bytes,
+    pages: int,
     layout: int,
     destination: Any,
     first_page: int,
@@ -75,11 +77,10 @@ def _checked(
 ) -> Bytes:
     """The destination as bytes; InvalidRequest and HandleClosed for what no daemon need see."""
     session.check_open()
-    known, attachment = len(session.block_bytes), session.attachment
+    known = len(session.block_bytes)
     if not 0 <= layout < known:
         raise InvalidRequest(f"get: layout {layout} is unknown, this client has {known}")
     check_range("get: max_lineage", max_lineage, LINEAGE_ANY)
-    pages = check_hashes(hashes, None if attachment is None else attachment.max_pages)
     if not 0 <= first_page <= pages:
         raise InvalidRequest(f"get: first page {first_page} of {pages} pages")
     target = byte_array(destination, "destination", writable=True)

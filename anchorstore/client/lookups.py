@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from anchorstore.client.attachment import Attachment
 from anchorstore.client.effects import Map, Steps
+from anchorstore.client.limits import count_pages
 from anchorstore.client.options import (
     LINEAGE_ANY,
     UINT32_MAX,
@@ -84,8 +85,8 @@ def lookup(
     check_wait(wait_seconds)
     started_at = session.clock.now()
     until = started_at + session.seconds(deadline_seconds)
+    pages = yield from count_pages(session, hashes, until)
     known = session.attachment
-    pages = check_hashes(hashes, known.max_pages if known is not None else None)
     encoded = encoded_needs(session, tuple(needs), max_lineage, margin_pages)
     reason = yield from session.enter(until)
     if reason:

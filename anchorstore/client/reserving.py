@@ -10,6 +10,7 @@ import numpy as np
 from anchorstore.client.attachment import Attachment
 from anchorstore.client.buffers import BlockRows, Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
+from anchorstore.client.limits import count_pages
 from anchorstore.client.options import (
     LINEAGE_ANY,
     PRIORITY_MAX,
@@ -49,9 +50,10 @@ def reserve(
 
     `parent_hash` of None stands for the root digest.
     """
-    pages = _check_reserve(session, parent_hash, first_page, hashes, layouts, lineage)
-    check_range("reserve: priority", priority, PRIORITY_MAX, least=PRIORITY_MIN)
     until = session.until(deadline_seconds)
+    pages = yield from count_pages(session, hashes, until)
+    _check_reserve(session, parent_hash, first_page, layouts, lineage)
+    check_range("reserve: priority", priority, PRIORITY_MAX, least=PRIORITY_MIN)
     reason = yield from session.enter(until)
     if reason:
         return Answer(pages, None, reason)
@@ -88,12 +90,10 @@ def _check_reserve(
     session: Session,
     parent_hash: bytes | None,
     first_page: int,
-    hashes: bytes,
     layouts: tuple[int, ...],
     lineage: int,
-) -> int:
+) -> None:
     known = session.attachment
-    pages = check_hashes(hashes, known.max_pages if known is not None else None)
     if parent_hash is not None and len(parent_hash) != DIGEST_BYTES:
         raise InvalidRequest(f"parent hash has {len(parent_hash)} bytes, must have {DIGEST_BYTES}")
     if not layouts:
@@ -108,7 +108,6 @@ def _check_reserve(
                 f"layout {layout}: blocks of {session.block_bytes[layout]} bytes do not fit the "
                 f"{staging_bytes} bytes of staging memory of this client"
             )
-    return pages
 
 
 def _map_staging(session: Session, until: float) -> Steps[None]:
@@ -140,7 +139,8 @@ def put(
 ) -> Steps[PutOutcome]:
     """Reserves, fills and seals a whole run, as many Seals as the staging memory asks for."""
     layouts = tuple(sorted(blocks))
-    pages = _check_reserve(session, parent_hash, first_page, hashes, layouts, lineage)
+    pages = yield from count_pages(session, hashes, session.until(deadline_seconds))
+    _check_reserve(session, parent_hash, first_page, layouts, lineage)
     for layout in layouts:
         if len(blocks[layout]) != pages:
             raise InvalidRequest(

@@ -29,6 +29,10 @@ def namespace_status(space: types.NamespaceStatus) -> pb.NamespaceStatus:
         sessions=space.sessions,
         nvme_bytes=space.cold_bytes,
         nvme_quota_bytes=space.cold_quota_bytes,
+        weights_digest=space.weights_digest,
+        adapter=space.adapter,
+        page_tokens=space.page_tokens,
+        salted=space.salted,
     )
 
 

@@ -3,6 +3,7 @@
 ::
 
     Setup (python, model, flags) + Variant (connector or none) --> Server: process group, log, url
+                                   Patience, Say <-- what is waited for, while it starts
 
 Every variant has the same flags, so that the connector is the only difference.  Stock vLLM runs
 with what it offers to hybrid models: prefix caching in mode `align`, matches at 64-token units.
@@ -27,8 +28,10 @@ from typing import Any
 
 from benchmarks.engine.client import Client
 from benchmarks.engine.events import EndpointError
+from benchmarks.engine.run import Say
 
-READY_SECONDS = 600.0
+HEALTH_SECONDS = 4.0
+"""For one question whether it is ready: a server that is busy answers the next one."""
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.2
 LOG_LINES = 25
@@ -75,6 +78,17 @@ class Setup:
     folder: pathlib.Path
     flags: tuple[str, ...] = ()
     can_reset: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a server may take to start, and how often is said that it still does."""
+
+    ready_seconds: float = 600.0
+    word_seconds: float = 10.0
+
+
+PATIENCE = Patience()
 
 
 def free_port() -> int:
@@ -142,10 +156,21 @@ def beside_the_step() -> Iterator[None]:
 
 
 class Server:
-    """One server; a context manager that starts it, waits until it is ready, and stops it."""
+    """One server; a context manager that starts it, waits until it is ready, and stops it.
 
-    def __init__(self, setup: Setup, variant: Variant, number: int = 0) -> None:
+    `say` hears what is waited for.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        variant: Variant,
+        say: Say,
+        number: int = 0,
+        patience: Patience = PATIENCE,
+    ) -> None:
         self.setup, self.variant = setup, variant
+        self._say, self._patience = say, patience
         self.port = free_port()
         self.log_path = setup.folder / f"{variant.name}-{number}.log"
         self.start_seconds = 0.0
@@ -179,25 +204,37 @@ class Server:
                 raise EndpointError(f"{words[0]} cannot be run: {error}") from error
 
     def wait(self) -> None:
-        """Returns once it answers; EndpointError with the end of its log where it does not."""
+        """Returns once it answers; EndpointError with the end of its log once its process has
+        ended, or has taken longer than there is patience for."""
         assert self._process is not None, "never launched"
-        began = time.monotonic()
-        client = Client(self.url, deadline_seconds=10)
-        while True:
-            try:
-                client.get("/health")
-                break
-            except EndpointError:
-                late = time.monotonic() > began + READY_SECONDS
-                if late or not self.is_running:
-                    code = self._process.poll()
-                    state = "is not ready" if code is None else f"ended with exit code {code}"
-                    raise EndpointError(
-                        f"the {self.variant.name} server {state}; its log "
-                        f"({self.log_path}) ends with:\n{log_end(self.log_path)}"
-                    ) from None
-                time.sleep(POLL_SECONDS)
+        name, patience = f"the {self.variant.name} server", self._patience
+        began = told = time.monotonic()
+        self._say(f"starting {name}; its log is {self.log_path}")
+        while not self._is_ready():
+            waited = time.monotonic() - began
+            code = self._process.poll()
+            if code is not None:
+                raise self._failure(f"ended with exit code {code}")
+            if waited > patience.ready_seconds:
+                raise self._failure(f"is not ready after {waited:.0f} s")
+            if time.monotonic() >= told + patience.word_seconds:
+                told = time.monotonic()
+                self._say(f"waiting for {name}, {waited:.0f} s so far; its log is {self.log_path}")
+            time.sleep(POLL_SECONDS)
         self.start_seconds = round(time.monotonic() - began, 1)
+
+    def _is_ready(self) -> bool:
+        try:
+            Client(self.url, deadline_seconds=HEALTH_SECONDS).get("/health")
+        except EndpointError:
+            return False
+        return True
+
+    def _failure(self, state: str) -> EndpointError:
+        return EndpointError(
+            f"the {self.variant.name} server {state}; its log ({self.log_path}) ends with:\n"
+            f"{log_end(self.log_path)}"
+        )
 
     def stop(self) -> None:
         """Asks the server to end, then ends its whole process group."""

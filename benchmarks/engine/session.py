@@ -157,7 +157,7 @@ def started(
     """Servers of one variant, ready."""
     servers = []
     for number in range(replicas):
-        server = stack.enter_context(Server(setup, variant, number))
+        server = stack.enter_context(Server(setup, variant, say, number))
         say(f"{variant.name} serves {setup.model.name} after {server.start_seconds} s")
         servers.append(server)
     return servers

@@ -69,12 +69,12 @@ def made(cache: pathlib.Path, python: pathlib.Path, hidden: int, say: Say) -> pa
 
 
 def timed(
-    model: pathlib.Path, python: pathlib.Path, logs: pathlib.Path, flags: Sequence[str]
+    model: pathlib.Path, python: pathlib.Path, logs: pathlib.Path, flags: Sequence[str], say: Say
 ) -> float:
     """Seconds that stock vLLM takes for 1024 new tokens of the model."""
     shape = Shape(0, VOCABULARY, 2 * PREFILL_TOKENS, 1, 1)
     setup = Setup(python, model, 2 * PREFILL_TOKENS, KV_CACHE_BYTES, logs, tuple(flags))
-    with Server(setup, Variant("sizing", None)) as server:
+    with Server(setup, Variant("sizing", None), say) as server:
         client = Client(server.url)
         client.prepare([0] * 8)
         prefill_seconds(shape, client, 1)
@@ -93,7 +93,7 @@ def random_model(
     hidden: int | None = SIZES[0]
     while hidden is not None:
         model = made(cache, python, hidden, say)
-        seconds = timed(model, python, logs, flags)
+        seconds = timed(model, python, logs, flags, say)
         say(f"hidden size {hidden}: 1024 new tokens take {seconds:.2f} s")
         if seconds >= LEAST_SECONDS * 1.1:
             note.write_text(json.dumps({"hidden": hidden, "seconds": round(seconds, 3)}))

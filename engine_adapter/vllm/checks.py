@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from anchorstore.errors import ModelError
+from anchorstore.errors import ConfigError, ModelError
 
+CONNECTOR = "AnchorStoreConnector"
 VERSION_FIRST = (0, 32)
 VERSION_STOP = (0, 33)
 HASHES = ("sha256", "sha256_cbor")
@@ -84,6 +87,31 @@ def check(facts: Facts) -> None:
     reason = refusal(facts)
     if reason:
         raise ModelError(f"vllm: {reason}")
+
+
+def is_ours(connector: str | None, extra: Mapping[str, Any]) -> bool:
+    """Whether vLLM's connector is this one.  `extra`: its kv_connector_extra_config.
+
+    ConfigError where this one is inside of it: vLLM's MultiConnector asks several in turn.
+    """
+    if connector == CONNECTOR:
+        return True
+    if _contains(extra):
+        raise ConfigError(
+            f"vllm: {CONNECTOR} inside of {connector} is not supported: it taps the model and "
+            "decides for the whole engine where a prefix resumes; name it as the kv_connector, "
+            "alone"
+        )
+    return False
+
+
+def _contains(extra: Mapping[str, Any]) -> bool:
+    """Whether this connector is among those that a connector's extra config lists."""
+    return any(
+        each.get("kv_connector") == CONNECTOR
+        or _contains(each.get("kv_connector_extra_config", {}))
+        for each in extra.get("connectors") or ()
+    )
 
 
 def version_refusal(version: str) -> str:

@@ -22,11 +22,11 @@ from anchorstore.families import AnchorSpec, spec_from_config
 from anchorstore.layout import AnchorLayout
 from anchorstore.model_digest import model_digest
 from anchorstore.weights import weights_digest
+from engine_adapter.vllm.checks import is_ours
 from engine_adapter.vllm.families import Family, decoder_of, family_of
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 from engine_adapter.vllm.taps import OWNER, AnchorPool, tap
 
-CONNECTOR = "AnchorStoreConnector"
 MODEL = "anchorstore.model"
 MARK = "anchorstore"
 PLAIN_LOAD_FORMATS = frozenset(
@@ -51,11 +51,15 @@ class TappedModel:
 
 
 def settings_of(vllm_config: Any) -> Settings | None:
-    """Our settings; None where another connector, or none, is configured."""
+    """Our settings; None where another connector, or none, is configured.
+
+    ConfigError for wrong settings, and where ours is one of several connectors.
+    """
     transfer = vllm_config.kv_transfer_config
-    if transfer is None or transfer.kv_connector != CONNECTOR:
+    if transfer is None:
         return None
-    return settings_from_extra(transfer.kv_connector_extra_config)
+    extra = transfer.kv_connector_extra_config
+    return settings_from_extra(extra) if is_ours(transfer.kv_connector, extra) else None
 
 
 def spec_of(vllm_config: Any) -> AnchorSpec:

@@ -32,7 +32,7 @@ from anchorstore.errors import (
 from anchorstore.families import AnchorSpec
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from engine_adapter.vllm.adapters import Adapters
-from engine_adapter.vllm.checks import Facts, check
+from engine_adapter.vllm.checks import CONNECTOR, Facts, check
 from engine_adapter.vllm.families import family_of
 from engine_adapter.vllm.geometry import Geometry, Share, Stored, shard_count, share_of_rank
 from engine_adapter.vllm.install import (
@@ -115,7 +115,9 @@ class Common:
     def of(cls, vllm_config: Any, kv_cache_config: Any) -> Common:
         """ModelError or ConfigError where the adapter cannot work with this configuration."""
         settings = settings_of(vllm_config)
-        assert settings is not None, "built under another connector's name"
+        if settings is None:
+            name = vllm_config.kv_transfer_config.kv_connector
+            raise ConfigError(f"vllm: kv_connector is {name!r}, must be {CONNECTOR!r}")
         spec = spec_of(vllm_config)
         family_of(spec.model_type)
         check(facts_of(vllm_config, kv_cache_config))

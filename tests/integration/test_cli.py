@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,6 +280,53 @@ def test_ls_without_a_namespace_lists_namespaces(say: Say, socket_path: Path) ->
         _, out, _ = say("ls", "--json")
     assert len(text.splitlines()) == 1 + len(SPACES)
     assert [space["domain"] for space in json.loads(out)["namespaces"]] == ["team-a", "team-b"]
+
+
+@pytest.mark.parametrize("command", ["ls", "status"])
+def test_namespaces_of_one_model_are_told_apart(command: str, say: Say, socket_path: Path) -> None:
+    adapter = "sql:" + "1f" * 32
+    differences: list[dict[str, Any]] = [
+        {"weights_digest": b"\xaa" * 32},
+        {"weights_digest": b"\xaa" * 32, "adapter": adapter},
+        {"weights_digest": b"\xbb" * 32, "salted": True},
+    ]
+    spaces = [
+        admin_pb2.NamespaceStatus(
+            domain="a", model="qwen", root_digest=bytes([number]) * 32, page_tokens=64, **told
+        )
+        for number, told in enumerate(differences)
+    ]
+    answers: dict[Method, Answer] = {
+        Method.LIST: admin_pb2.ListResponse(namespaces=spaces),
+        Method.STATUS: admin_pb2.StatusResponse(namespaces=spaces),
+    }
+    with CannedDaemon(socket_path, answers):
+        _, text, _ = say(command)
+        _, out, _ = say(command, "--json")
+    head, *lines = text[text.index("NAMESPACE") :].splitlines()
+    assert head.startswith("NAMESPACE     DOMAIN  MODEL  WEIGHTS   ADAPTER       PAGE TOKENS  SALT")
+    assert [line.split()[3:7] for line in lines] == [
+        ["aaaaaaaa", "-", "64", "no"],
+        ["aaaaaaaa", "sql:1f1f1f1f", "64", "no"],
+        ["bbbbbbbb", "-", "64", "yes"],
+    ]
+    found = json.loads(out)["namespaces"][1]
+    assert (found["weights_digest"], found["adapter"]) == ("aa" * 32, adapter)
+    assert (found["page_tokens"], found["salted"]) == (64, False)
+
+
+@pytest.mark.parametrize(
+    "spaces", [[], [admin_pb2.NamespaceStatus(model="m", weights_digest=ROOT_A, page_tokens=32)]]
+)
+def test_columns_that_say_nothing_of_any_namespace_are_left_out(
+    spaces: list[admin_pb2.NamespaceStatus], say: Say, socket_path: Path
+) -> None:
+    with CannedDaemon(socket_path, {Method.LIST: admin_pb2.ListResponse(namespaces=spaces)}):
+        _, text, _ = say("ls")
+    head = text.splitlines()[0]
+    assert ("WEIGHTS" in head, "PAGE TOKENS" in head) == (bool(spaces), bool(spaces))
+    assert "ADAPTER" not in head and "SALT" not in head and "NVME" not in head
+    assert head.startswith("NAMESPACE") and head.endswith("STATE")
 
 
 def test_ls_of_a_namespace_follows_the_cursor_to_the_end(say: Say, socket_path: Path) -> None:

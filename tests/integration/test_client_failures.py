@@ -17,7 +17,7 @@ import pytest
 
 from anchorstore.client import AsyncClient, Client, NeedAll
 from anchorstore.clock import ManualClock
-from anchorstore.errors import AnchorStoreError, BootChanged, Unavailable
+from anchorstore.errors import AnchorStoreError, BootChanged, InvalidRequest, Unavailable
 from anchorstore.testing.canned import CannedDaemon
 from anchorstore.testing.daemon import Daemon
 from anchorstore.transport.frames import Method
@@ -28,6 +28,7 @@ from tests.integration.client_world import (
     LAYOUTS,
     OPTIONS,
     WAIT_SECONDS,
+    Pages,
     eventually,
     namespace,
     pages,
@@ -127,6 +128,52 @@ def test_daemon_restarted_unseen_is_a_miss_within_the_same_call(
     daemon.restart()
     assert miss_of(client, made.hashes) == "not_stored"
     assert client.attached and client.counters()["sessions"] == 2
+
+
+def get_of(client: Any, made: Pages) -> int:
+    copied: int = client.get(made.hashes, 0, bytearray(made.kv.nbytes))
+    return copied
+
+
+ASKED: dict[str, tuple[Callable[[Any, Pages], Any], Any]] = {
+    "lookup": (lambda client, made: miss_of(client, made.hashes), "not_stored"),
+    "get": (get_of, 0),
+    "put": (lambda client, made: client.put(None, 0, made.hashes, made.blocks()).sealed, 6),
+}
+"""Calls that name pages, and what they come to with a daemon that is empty."""
+
+
+@pytest.mark.parametrize("call", ASKED)
+def test_daemon_started_again_with_a_larger_limit_takes_the_next_call(
+    call: str, tmp_path: pathlib.Path, face: Face
+) -> None:
+    ask, outcome = ASKED[call]
+    with Daemon(tmp_path, settings={"limits.pages_per_call": "2"}) as small:
+        client = face.connect(small.address, namespace=namespace(), layouts=LAYOUTS, options=HASTY)
+        made = pages(client, 3)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="3 pages, limit 2 in one call"):
+                ask(client, made)
+        assert client.counters()["connections"] == 1
+    with Daemon(tmp_path, settings={"limits.pages_per_call": "4"}):
+        assert ask(client, made) == outcome
+        assert client.max_pages == 4 and client.counters()["sessions"] == 2
+        with pytest.raises(InvalidRequest, match="5 pages, limit 4 in one call"):
+            ask(client, pages(client, 5))
+        client.close()
+
+
+def test_call_beyond_the_limit_of_a_daemon_that_is_gone_is_a_miss(
+    tmp_path: pathlib.Path, face: Face
+) -> None:
+    with Daemon(tmp_path, settings={"limits.pages_per_call": "2"}) as daemon:
+        given = {"namespace": namespace(), "layouts": LAYOUTS, "options": OPTIONS}
+        client = face.connect(daemon.address, **given)
+        made = pages(client, 3)
+    assert miss_of(client, made.hashes) == "unreachable"
+    assert client.put(None, 0, made.hashes, made.blocks()).reason == "unreachable"
+    assert get_of(client, made) == 0
+    client.close()
 
 
 def test_frozen_daemon_is_a_miss_and_comes_back_on_the_same_connection(

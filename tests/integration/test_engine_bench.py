@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -26,7 +27,15 @@ from benchmarks.engine.client import Client
 from benchmarks.engine.events import EndpointError
 from benchmarks.engine.quality import Document, Question
 from benchmarks.engine.run import Rules, Side, play, warm_up
-from benchmarks.engine.servers import beside_the_step, free_port, require_modules
+from benchmarks.engine.servers import (
+    Patience,
+    Server,
+    Setup,
+    Variant,
+    beside_the_step,
+    free_port,
+    require_modules,
+)
 from benchmarks.engine.stand_in import MODEL, VOCABULARY, StandIn, answer_of
 from benchmarks.engine.traces import KINDS, Shape, generate
 
@@ -311,6 +320,7 @@ def python(tmp_path: pathlib.Path) -> pathlib.Path:
 [ "$1" = -c ] && exit 0
 echo $$ >> {tmp_path}/pids
 case "$*" in *fail-at-once*) echo no such flag >&2; exit 3;; esac
+case "$*" in *wait-to-be-told*) until [ -e {tmp_path}/told ]; do sleep 0.02; done;; esac
 shift 2
 PYTHONPATH={ROOT} exec {sys.executable} -m benchmarks.engine.stand_in "$@"
 """
@@ -373,6 +383,36 @@ def test_server_that_fails_is_shown_with_the_end_of_its_log(
     said = capsys.readouterr().err
     assert "the stock server ended with exit code 3" in said and "no such flag" in said
     assert_ended(python, 1)
+
+
+def slow_setup(python: pathlib.Path) -> Setup:
+    """Of a server that starts once there is a file `told` beside it."""
+    folder = python.parent
+    return Setup(python, RECALL, 4096, 2**28, folder, ("--wait-to-be-told",))
+
+
+def test_server_that_takes_its_time_is_said_to_be_waited_for(python: pathlib.Path) -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if " so far" in line:
+            python.with_name("told").touch()
+
+    often = Patience(word_seconds=0)
+    with Server(slow_setup(python), Variant("stock", None), say, patience=often) as server:
+        assert Client(server.url).served()["id"] == MODEL
+    log = f"its log is {server.log_path}"
+    assert said[0] == f"starting the stock server; {log}"
+    assert re.fullmatch(f"waiting for the stock server, [0-9]+ s so far; {re.escape(log)}", said[1])
+    assert_ended(python, 1)
+
+
+def test_server_that_takes_too_long_is_stopped_and_shown(python: pathlib.Path) -> None:
+    server = Server(slow_setup(python), Variant("stock", None), print, patience=Patience(0.0))
+    with pytest.raises(EndpointError, match=r"the stock server is not ready after 0 s; its log"):
+        server.__enter__()
+    assert not server.is_running
 
 
 def test_daemon_that_cannot_start_says_why(

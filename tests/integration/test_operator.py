@@ -6,6 +6,7 @@ pages; the daemon's own audit runs at the end of each test.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ import pytest
 from anchorstore.cli.main import main
 from anchorstore.keys import path_hashes
 from anchorstore.transport.segment import PLACE, SegmentShape
-from tests.integration.harness import Engine, Running, config_of, running
+from anchorstore.wire.v1 import store_pb2 as pb
+from tests.integration.harness import KV, Engine, Running, config_of, running
 from tests.integration.test_remote import certificate
 
 PAGES = 10
@@ -100,6 +102,29 @@ def test_ls_names_every_page_with_its_blocks(daemon: Running, engine: Engine) ->
         (1, True),
         (PAGES, False),
     ]
+
+
+def test_ls_tells_namespaces_of_one_model_apart_and_no_salt(daemon: Running) -> None:
+    weights, salt, adapter = bytes(range(32)), b"secret-of-a-caller", "sql:" + "1f" * 32
+    specs: list[dict[str, Any]] = [
+        {"weights_digest": bytes(32), "page_tokens": 64},
+        {"weights_digest": weights, "page_tokens": 64, "adapter": adapter},
+        {"weights_digest": weights, "page_tokens": 32, "salt": salt},
+    ]
+    wanted = {}
+    for spec in specs:
+        layout = dataclasses.replace(KV, page_tokens=spec["page_tokens"])
+        space = pb.NamespaceSpec(model="m", **spec)
+        engine = Engine(daemon.socket, layouts=[layout], namespace=space)
+        told = [spec["weights_digest"].hex(), spec.get("adapter", ""), spec["page_tokens"]]
+        wanted[engine.grant.root_digest.hex()] = [*told, "salt" in spec]
+    spaces = ask(daemon, "ls")["namespaces"]
+    fields = ("weights_digest", "adapter", "page_tokens", "salted")
+    assert {each["root_digest"]: [each[name] for name in fields] for each in spaces} == wanted
+    for words in (("ls",), ("ls", "--json"), ("status", "--json")):
+        _, text = say(daemon, *words)
+        assert "00010203" in text and "sql:1f1f1f1f" in text
+        assert salt.decode() not in text and salt.hex() not in text
 
 
 def test_explain_says_how_far_and_why(daemon: Running, engine: Engine) -> None:

@@ -2,7 +2,7 @@
 and what cannot work is refused at start.
 Method: two models that differ in their seed alone, one name, one text; copies of a model's folder,
 one of them with another base of the rotary embedding; an engine with pages that do not divide its
-blocks.
+blocks; a connector that asks ours among several.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+import types
 from typing import Any
 
 import pytest
 
+from anchorstore.errors import ConfigError
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
 from tests.vllm.conftest import EVERY_ROW, text
@@ -51,6 +53,36 @@ def test_prefix_of_another_configuration_is_never_found(
     for folder, cached in ((other, 0), (copy, 640)):
         with Served(folder, tmp_path / f"{folder.name}.log", **shared) as engine:
             assert engine.generate([prompt])[0].cached == cached
+
+
+def test_connector_inside_of_another_is_refused_at_start(
+    models: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    ours = {
+        "kv_connector": "AnchorStoreConnector",
+        "kv_connector_module_path": "engine_adapter.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"daemon": "unix:///nobody"},
+    }
+    outer = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [ours]},
+    }
+    with pytest.raises(RuntimeError, match="AnchorStoreConnector inside of MultiConnector is not"):
+        Served(
+            tiny.make("qwen3_5", models), tmp_path / "log", options={"kv_transfer_config": outer}
+        )
+
+
+def test_connector_built_under_another_name_is_refused_with_it() -> None:
+    from vllm.config import KVTransferConfig
+
+    from engine_adapter.vllm.setup import Common
+
+    transfer = KVTransferConfig(kv_connector="Renamed", kv_role="kv_both")
+    with pytest.raises(ConfigError, match="kv_connector is 'Renamed', must be 'AnchorStoreConn"):
+        Common.of(types.SimpleNamespace(kv_transfer_config=transfer), None)
 
 
 def test_pages_that_do_not_divide_a_block_are_refused_at_start(

@@ -275,11 +275,15 @@ class TierStatus:
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamespaceStatus:
     """One namespace, for operators.  `bytes` counts slots in dram, sealed and reserved,
-    `cold_bytes` those in nvme."""
+    `cold_bytes` those in nvme.  `salted`: it has a salt, which is nobody else's to see."""
 
     domain: str
     model: str
     root_digest: bytes
+    weights_digest: bytes
+    adapter: str
+    page_tokens: int
+    salted: bool
     pages: int
     bytes: int
     quota_bytes: int

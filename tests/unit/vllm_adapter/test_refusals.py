@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from anchorstore.errors import ConfigError, ModelError
-from engine_adapter.vllm.checks import Facts, check, refusal, version_refusal
+from engine_adapter.vllm.checks import Facts, check, is_ours, refusal, version_refusal
 from engine_adapter.vllm.plugin import join_logs
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 
@@ -43,6 +43,42 @@ def test_facts_of_a_plain_hybrid_are_accepted() -> None:
 def test_facts_that_do_not_fit_are_refused_by_name(fact: str, value: Any, words: str) -> None:
     with pytest.raises(ModelError, match=words.replace("(", r"\(")):
         check(dataclasses.replace(GOOD, **{fact: value}))
+
+
+OURS = {
+    "kv_connector": "AnchorStoreConnector",
+    "kv_connector_extra_config": {"daemon": "unix:///x"},
+}
+OTHER = {"kv_connector": "NixlConnector"}
+
+
+@pytest.mark.parametrize(
+    "connectors",
+    [
+        [OURS],
+        [OTHER, OURS],
+        [{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [OURS]}}],
+    ],
+)
+def test_connector_inside_of_another_is_refused_by_name(connectors: list[dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError, match="AnchorStoreConnector inside of MultiConnector is not"):
+        is_ours("MultiConnector", {"connectors": connectors})
+
+
+@pytest.mark.parametrize(
+    ("connector", "extra", "ours"),
+    [
+        ("AnchorStoreConnector", {"daemon": "unix:///x"}, True),
+        ("MultiConnector", {"connectors": [OTHER]}, False),
+        ("MultiConnector", {}, False),
+        ("NixlConnector", {"connectors": None}, False),
+        (None, {}, False),
+    ],
+)
+def test_connector_by_itself_is_ours_or_nothing_to_us(
+    connector: str | None, extra: dict[str, Any], ours: bool
+) -> None:
+    assert is_ours(connector, extra) is ours
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0", "dev"])
