@@ -232,15 +232,15 @@ class Job:
     def vectors(self, run: Run, scratch: Scratch, into: memoryview) -> int:
         """The same as addresses and lengths u64[2 n] in `into`; the number of their pairs."""
         used = 0
-        for at, (_, _, address, whole, rest, tail, _) in enumerate(self.blocks(run)):
+        for at, (_, _, address, whole, _, tail, _) in enumerate(self.blocks(run)):
             if whole:
                 into[used], into[used + 1] = address, whole
                 used += 2
             into[used], into[used + 1] = scratch.ends[at] - tail, tail
             used += 2
         if not run.is_close:
-            into[used - 1] = rest
-            used -= 0 if rest else 2
+            into[used - 1] = self.blocks(run)[-1].rest
+            used -= 0 if into[used - 1] else 2
         return used // 2
 
     def tails(self, run: Run, scratch: Scratch) -> Iterator[tuple[memoryview, int]]:

@@ -144,7 +144,7 @@ class Scheduler:
         return self._clock.now() - oldest > self._limits.deadline_seconds
 
     def take(self, most: int, *, wait: bool) -> list[Run]:
-        """The next runs, at most so many; none where none can begin now, or, waiting, at the end."""
+        """The next runs, at most so many; none where none can begin now, or at the end."""
         while True:
             ended: list[Job] = []
             with self._lock:
