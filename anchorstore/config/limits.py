@@ -130,8 +130,8 @@ class LimitsConfig:
     )
     evict_step_blocks: int = setting(
         values.count(1, 1_048_576),
-        64,
-        "Blocks evicted in one go before other calls are served again.",
+        32,
+        "Blocks or pages evicted in one go before other calls are served again.",
         "Seldom.",
     )
     list_pages: int = setting(

@@ -69,6 +69,7 @@ def service_limits(config: Config) -> ServiceLimits:
         session_ttl_seconds=config.lease.session_ttl_seconds,
         lookup_wait_seconds=config.deadlines.lookup_wait_seconds,
         waiting_lookups=config.limits.waiting_lookups,
+        evict_step_blocks=config.limits.evict_step_blocks,
         max_lineages=config.namespaces.max_lineages(),
     )
 

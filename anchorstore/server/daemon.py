@@ -163,8 +163,7 @@ class Daemon:
     def _spawn(self) -> None:
         """The work in the background."""
         pause_seconds = self.config.deadlines.housekeeping_seconds
-        evict_step = self.config.limits.evict_step_blocks
-        self.supervisor.spawn("housekeeping", keep_house(self.service, pause_seconds, evict_step))
+        self.supervisor.spawn("housekeeping", keep_house(self.service, pause_seconds))
         policy, _ = self.service.core.last_tier
         if isinstance(policy, FlopAware):
             tuning = tune_once(self.service.core, policy, pause_seconds)

@@ -42,6 +42,7 @@ class ServiceLimits:
     session_ttl_seconds: float
     lookup_wait_seconds: float
     waiting_lookups: int
+    evict_step_blocks: int
     max_lineages: dict[tuple[str, str], int]
 
 

@@ -39,7 +39,7 @@ from anchorstore.tiers.nvme.tier import NvmeTier
 from anchorstore.units import MIB
 
 BATCH_BYTES_MAX = 32 * MIB  # begun at a time
-BATCH_BLOCKS_MAX = 64  # about half a millisecond of the loop
+BATCH_BLOCKS_MAX = 64
 BATCHES_A_DEVICE = 8
 PINNED_POOL_PART = 16  # all that is on its way pins at most one in so many of the pool
 PAUSE_SECONDS = 0.25  # between two looks where nobody wakes us

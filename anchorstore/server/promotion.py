@@ -41,6 +41,7 @@ class Promotions:
 
     Args:
         forget_gone: takes out the hints of what the core has let go.
+        room_taken: told when a promotion has taken slots.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Promotions:
         background: Background,
         hints: HintTables,
         forget_gone: Callable[[], None],
+        room_taken: Callable[[], None],
     ) -> None:
         self._core, self._tier, self._reads, self._clock = core, tier, reads, clock
-        self._background, self._hints, self._forget_gone = background, hints, forget_gone
+        self._background, self._hints = background, hints
+        self._forget_gone, self._room_taken = forget_gone, room_taken
         self._listeners: dict[int, list[Ended]] = {}
 
     def begin(self, promotion: Promotion) -> None:
@@ -69,6 +72,7 @@ class Promotions:
             self._tier.records(segment)["generation"][work.slot[rows]] = work.generation[rows]
         self._listeners[work.ticket] = []
         self._post(functools.partial(self._start, work))
+        self._room_taken()
 
     def listen(self, tickets: Iterable[int], ended: Ended) -> None:
         """Has `ended` called at the end of each of these open tickets."""

@@ -37,6 +37,7 @@ from anchorstore.server.attached import Attached
 from anchorstore.server.auth import Authenticator
 from anchorstore.server.background import Background
 from anchorstore.server.core.store import Store
+from anchorstore.server.eviction import Eviction
 from anchorstore.server.handout import Handout
 from anchorstore.server.hints import HintTables
 from anchorstore.server.limits import ServiceLimits
@@ -108,10 +109,12 @@ class Service:
         self.seals = Seals(mover, hints, self.movement, devices, *parts)
         gone = self.seals.forget_gone
         self.reads = None if nvme is None else Reads(nvme, tier, supervisor)
+        background = Background(supervisor)
+        self.eviction = Eviction(core, clock, background, limits.evict_step_blocks, gone)
         promotions = None
         if self.reads is not None:
-            self.background = Background(supervisor)
-            promotions = Promotions(self.reads, core, tier, clock, self.background, hints, gone)
+            used = (self.reads, core, tier, clock, background, hints)
+            promotions = Promotions(*used, gone, self.eviction.wake)
         self._handout = Handout(core, tier, stagings, hints, clock)
         self.lookups = Lookups(
             core,
@@ -308,7 +311,9 @@ class Service:
         session_id = self.session_of(request, peer)
         blocks_max = self.limits.pages_per_call * self.limits.layouts_per_session
         columns = convert.seal_columns(request, blocks_max)
-        return self.seals.seal(request, columns, self.stagings.of(session_id))
+        answer = self.seals.seal(request, columns, self.stagings.of(session_id))
+        self.eviction.wake()
+        return answer
 
     def abort(self, request: pb.AbortRequest, peer: Peer) -> pb.AbortResponse:
         """Gives a reservation back."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from anchorstore.tiers.nvme.seam import FileSeam
 _VECTORS_MAX = 2 * RUN_BLOCKS_MAX  # whole pages and tail
 _VECTOR_BYTES = 16
 _WAKE_TAG = 2**32
-RUNS_A_TURN = 4  # made up between two looks at what has landed
+RUNS_A_TURN = 4  # made up before the kernel gets them
 _HOLDING = ctypes.PyDLL(None)  # libc, called without letting go of the interpreter
 
 
@@ -120,7 +121,7 @@ class RingEngine:
             self._prepare(runs)
             self._hand_over()
             if any(self._at_kernel):
-                self._ring.enter(1)
+                self._ring.enter(0 if runs else 1)  # until the hand is full
                 self._reap()
 
     def _prepare(self, runs: list[Run]) -> None:
@@ -151,12 +152,20 @@ class RingEngine:
                     self._at_kernel[is_write] += 1
 
     def _reap(self) -> None:
-        """Others take the place of the runs that have landed; then these are judged."""
-        landed = list(self._landed())
+        """Others take the place of the runs that have landed; then these are judged.
+
+        Devices tend to answer many calls at a time and to be idle then: the first of the others go
+        to the kernel before more is done.
+        """
+        landing: Iterator[Lane] = self._landed()
+        landed: list[Lane] = []
+        for most in (1, 2, None):
+            if part := list(itertools.islice(landing, most)):
+                landed += part
+                self._hand_over()
+                self._ring.enter(0)
         if not landed:
             return
-        self._hand_over()
-        self._ring.enter(0)
         answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
         conclude(self._scheduler, self._health, answers)
         for lane in landed:
