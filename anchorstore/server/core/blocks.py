@@ -154,6 +154,8 @@ class Blocks(Table):
     def detach_all(self, index: PageIndex, pages: U32, rows: U32) -> None:
         """Takes these blocks of these pages out of their chains: all at once where a page keeps
         none of its blocks."""
+        if not len(rows):
+            return
         blocks = self.of_pages(index, pages)
         if len(rows) == len(blocks):
             self.unchain(index, pages)

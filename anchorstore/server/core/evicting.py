@@ -23,15 +23,10 @@ import numpy as np
 from anchorstore.layout import Component
 from anchorstore.server.core.balancing import take_colder, take_oldest
 from anchorstore.server.core.moving import Left
-from anchorstore.server.core.policy import (
-    PAGES_MAX,
-    Field,
-    Scope,
-    oldest_inner_blocks,
-    take_leaves,
-)
+from anchorstore.server.core.policy import Field, Scope, oldest_inner_blocks
 from anchorstore.server.core.pool import Grant, SlotClass
 from anchorstore.server.core.state import State
+from anchorstore.server.core.taking import PAGES_MAX, Rule, take_leaves
 from anchorstore.server.core.tier import Tier
 from anchorstore.server.core.types import U32, Bools
 from anchorstore.server.core.use_times import by_limit
@@ -50,14 +45,14 @@ def evict(
     scope: Scope,
     want_bytes: int,
     before: int,
-    may_go: Callable[[int], bool] | None = None,
+    rule: Rule | None = None,
     rather_than: U32 | None = None,
     pages_max: int = PAGES_MAX,
 ) -> int:
     """Takes leaf pages (which: `take_leaves`) out of the tier, until `want_bytes` of the scope's
     slots are free, no victim is left, or so many pages are out.  Returns the places given up."""
-    rules = (may_go, rather_than, pages_max)
-    pages, holes = take_leaves(state, tier, scope, want_bytes, before, *rules)
+    which = (want_bytes, before, rule, rather_than, pages_max)
+    pages, holes = take_leaves(state, tier, scope, *which)
     if not pages:
         return 0
     rows = np.array(pages, np.uint32)
@@ -102,6 +97,49 @@ def thin(
     if len(rows):
         state.note("thin", tier.name, scope, len(rows), "blocks")
     return len(rows)
+
+
+class MakesRoom:
+    """Pages with a block of the scope where another may be written at this moment (taking.Rule)."""
+
+    def __init__(self, state: State, tier: Tier, scope: Scope) -> None:
+        self._state, self._tier, self._scope = state, tier, scope
+
+    def allows(self, page: int) -> bool:
+        """See Rule."""
+        return bool(self.allow(np.array([page], np.uint32))[0])
+
+    def allow(self, pages: U32) -> Bools:
+        """See Rule."""
+        state, tier = self._state, self._tier
+        rows = state.blocks.of_pages(state.index, pages)
+        rows = rows[self._scope.blocks_in(state, tier, rows)]
+        return np.isin(pages, state.blocks.page.take(rows[tier.with_room(rows)]))
+
+
+class Doubled:
+    """Pages all of whose blocks are in nvme, or will not be (taking.Rule)."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def allows(self, page: int) -> bool:
+        """See Rule.  Most are in nvme: that is looked up cell by cell."""
+        state, missing = self._state, []
+        assert state.nvme is not None
+        block = state.index.first_block.item(page)
+        while block:
+            if not state.nvme.holds_one(block):
+                missing.append(block)
+            block = state.blocks.next.item(block)
+        return not missing or not state.admitted(np.array(missing, np.uint32)).any()
+
+    def allow(self, pages: U32) -> Bools:
+        """See Rule."""
+        table = self._state.blocks
+        rows = table.of_pages(self._state.index, pages)
+        lacking = table.page.take(rows[~_doubled(self._state, rows)])
+        return ~np.isin(pages, lacking)
 
 
 def take_slots(
@@ -149,18 +187,11 @@ def _make_room(
     missing_bytes = missing * slot_class.slot_bytes
     scope = Scope(Field.SLOT_CLASS, slot_class.class_id)
     among: Callable[[U32], Bools] | None = tier.with_room if tier.is_short else None
-
-    def makes_room(page: int) -> bool:
-        rows = state.blocks.of_pages(state.index, np.array([page], np.uint32))
-        return bool(tier.with_room(rows[scope.blocks_in(state, tier, rows)]).any())
-
+    rule = MakesRoom(state, tier, scope) if tier.is_short else None
     made = (
         tier.pool.extend(slot_class)
         or take_colder(state, tier, slot_class, missing, before)
-        or evict(
-            state, tier, scope, missing_bytes, before, makes_room if among else None, rather_than
-        )
-        > 0
+        or evict(state, tier, scope, missing_bytes, before, rule, rather_than) > 0
     )
     if not made and slot_class.component in THINNED:
         made = thin(state, tier, scope, missing_bytes, before, among) > 0
@@ -182,7 +213,7 @@ def evict_step(state: State, limit_blocks: int) -> int:
 def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
     gone = 0
     waits = state.waits_for_nvme(tier)
-    may_go = functools.partial(_is_doubled, state) if waits else None
+    rule = Doubled(state) if waits else None
     among = functools.partial(_doubled, state) if waits else None
     for component in Component:
         capacity_bytes = tier.pool.capacity_bytes(component)
@@ -195,7 +226,7 @@ def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
         scope = Scope(Field.COMPONENT, int(component))
         here, before, most = 0, state.tick + 1, limit_blocks - gone
         if over_bytes > 0:
-            here = evict(state, tier, scope, over_bytes, before, may_go, pages_max=most)
+            here = evict(state, tier, scope, over_bytes, before, rule, pages_max=most)
         if not here and over_bytes > 0 and component in THINNED:
             here = thin(state, tier, scope, over_bytes, before, among, most)
         gone += here
@@ -208,14 +239,3 @@ def _doubled(state: State, blocks: U32) -> Bools:
     """Which blocks are in nvme, or will not be."""
     assert state.nvme is not None
     return np.asarray(state.nvme.holds(blocks) | ~state.admitted(blocks))
-
-
-def _is_doubled(state: State, page: int) -> bool:
-    """Whether all blocks of a page are.  Most are in nvme: that is looked up cell by cell."""
-    assert state.nvme is not None
-    missing, block = [], state.index.first_block.item(page)
-    while block:
-        if not state.nvme.holds_one(block):
-            missing.append(block)
-        block = state.blocks.next.item(block)
-    return not missing or not state.admitted(np.array(missing, np.uint32)).any()

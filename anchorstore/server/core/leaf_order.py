@@ -24,14 +24,14 @@ reads all leaves, so exactness to the tick has its price.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
 from anchorstore.server.core.policies import Moment, Pages, Policy
-from anchorstore.server.core.types import U32, U64
+from anchorstore.server.core.types import U32, U64, Bools
 
 SCAN_LEAVES_MIN = 1024
 NOTHING = -1  # below every key: nothing was scanned
@@ -101,6 +101,20 @@ class LeafOrder:
     def _keys(self, pages: U32) -> U64:
         keys = self.policy.keys(self._pages, pages)
         return keys if self._early is None else early_first(keys, self._early(pages))
+
+    def are_next(self, pages: U32) -> Bools:
+        """Which of these pages [n] would be the next one to go, were it a leaf."""
+        keys = self._keys(pages)
+        if self._horizon == NOTHING:
+            return np.zeros(len(pages), np.bool_)
+        found: Bools = keys <= np.uint64(self._horizon)
+        if self._heap:
+            found &= keys < np.uint64(self._heap[0][0])
+        return found
+
+    def are_below(self, pages: U32, limit: int) -> Bools:
+        """Which of these pages [n] have a key below that."""
+        return np.asarray(self._keys(pages) < np.uint64(limit))
 
     def announce(self, page: int) -> None:
         """`page` may have become a leaf of this scope, or its key may have fallen."""
@@ -233,6 +247,10 @@ class Walk(Iterator[int]):
         """Passes the page over for the rest of this walk: it stays."""
         if page in self._seen:  # else it was exposed, and is no leaf yet
             self._kept.append(page)
+
+    def skip(self, pages: Iterable[int]) -> None:
+        """Pages that the caller has taken without their having come: they do not come any more."""
+        self._seen.update(dict.fromkeys(pages, NOTHING))
 
     def expose(self, page: int) -> None:
         """Takes a page for a leaf in this walk alone, as if those behind it were gone already:

@@ -10,7 +10,8 @@ tier continues them), so a path shrinks from its end and never gets a hole in th
     LeafQueues   a tier's: one LeafOrder a scope (leaf_order.py), in the tier's policy (policies.py)
                  but for what no engine holds any more: that may leave dram first (events.py)
                        |
-    take_leaves  walks it and takes what may go       next_leaves  what that would be, and no more
+    take_leaves  walks it and takes what may go: taking.py
+    next_leaves  what that would be, and no more
 """
 
 from __future__ import annotations
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 QUEUES_MAX = 64
-PASSED_MAX = 4_096
-"""Pages that a rule keeps from going before a walk gives up."""
-
-PAGES_MAX = 2**32
-"""No bound: of pages that one eviction takes."""
-
 PATIENCE_TICKS = 16_384
 """How long an order holds whose keys drift: measuring anew reads all leaves."""
 
@@ -89,27 +84,6 @@ class Scope:
             inside |= self.blocks_in(state, tier, current)
             current = state.blocks.next.take(current)
         return inside
-
-
-class Shares:
-    """What namespaces may lose to others in one go: all beyond their reserved shares."""
-
-    def __init__(self, state: State, tier: Tier) -> None:
-        self._state, self._tier = state, tier
-        self._spare: dict[int, int] = {}
-
-    def give(self, page: int) -> bool:
-        """Whether a page may go; then it counts as gone."""
-        state, tier = self._state, self._tier
-        owner = int(state.index.namespace[page])
-        if owner not in self._spare:
-            self._spare[owner] = tier.spare_bytes(state.registry.by_namespace_id[owner])
-        rows = state.blocks.of_pages(state.index, np.array([page], np.uint32))
-        left = self._spare[owner] - tier.bytes_of(rows[tier.holds(rows)])
-        if left < 0:
-            return False
-        self._spare[owner] = left
-        return True
 
 
 class ScopeLeaves:
@@ -221,68 +195,6 @@ class LeafQueues:
         """The same of many pages [n]."""
         for order, _ in self.by_scope.values() if len(pages) else ():
             order.announce_all(pages)
-
-
-def take_leaves(
-    state: State,
-    tier: Tier,
-    scope: Scope,
-    want_bytes: int,
-    before: int,
-    may_go: Callable[[int], bool] | None = None,
-    rather_than: U32 | None = None,
-    pages_max: int = PAGES_MAX,
-) -> tuple[list[int], list[int]]:
-    """Pages to evict from the tier, in order, until slots of `want_bytes` in the scope go with
-    them, `pages_max` at most; and the holes that go with those.
-
-    Only pages last used before tick `before`, or, where `rather_than` names pages, those that would
-    go before any of these; a page with a busy block, one that `may_go` refuses, and one of a
-    namespace's reserved share, is passed over: where there is a `may_go`, at most PASSED_MAX.  They
-    count as out of the tier; the caller takes their blocks out at once (`State.leave`).
-
-    A path goes page by page, each a leaf once the one behind it is gone; only where that ends
-    matters to other scopes.
-    """
-    order, leaves = tier.queues.of(state, tier, scope)
-    chosen: list[int] = []
-    holes: list[int] = []
-    exposed: set[int] = set()
-    rules = [] if may_go is None else [may_go]
-    if tier.has_reserves and scope.is_of_all:
-        rules.append(Shares(state, tier).give)
-    if want_bytes <= 0:
-        return chosen, holes
-    limit: int | None = None
-    passed = 0
-    with order.walk(state.moment) as walk:
-        for page in walk:
-            if rather_than is not None:
-                limit = order.lowest_key(rather_than) if limit is None else limit
-                if order.key(page) >= limit:
-                    walk.keep(page)
-                    break
-            elif state.index.stamp.item(page) >= before:
-                walk.keep(page)
-                if tier.queues.is_by_use:
-                    break  # all that follow were used later still
-                continue
-            if leaves.busy or not all(rule(page) for rule in rules):
-                walk.keep(page)
-                passed += may_go is not None
-                if passed >= PASSED_MAX:
-                    break
-            else:
-                want_bytes -= leaves.room_bytes
-                chosen.append(page)
-                exposed.discard(page)
-                if leaf := state.retreat(tier, page, holes):
-                    order.announce(leaf)
-                    exposed.add(leaf)
-                if want_bytes <= 0 or len(chosen) >= pages_max:
-                    break
-    tier.queues.announce_to_others(order, exposed)
-    return chosen, holes
 
 
 def next_leaves(state: State, tier: Tier, scope: Scope, pages_max: int, before: int) -> list[int]:
