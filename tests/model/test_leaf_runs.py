@@ -108,8 +108,13 @@ def test_runs_take_what_page_by_page_would_go(
 ) -> None:
     nvme = NvmeShape(24, MIB // 4, SHARES) if has_nvme else None
     order = None if policy == "lru" else POLICIES[policy]()
-    marks = {"high_watermark": 0.7, "low_watermark": 0.3}
-    config = StoreConfig(12, MIB // 8, SHARES, policy=order, nvme=nvme, **marks)
+    config = StoreConfig(
+        *(12, MIB // 8, SHARES),
+        high_watermark=0.7,
+        low_watermark=0.3,
+        policy=order,
+        nvme=nvme,
+    )
     dice, sides = random.Random(seed), [Side(2, config), Side(10**9, config)]
     paths: list[bytes] = [dice.randbytes(32 * dice.randint(4, 60)) for _ in range(4)]
     leases: list[int] = []
