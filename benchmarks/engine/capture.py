@@ -7,8 +7,8 @@ the adapter does.  Here is one engine in this process; between two requests the 
 out of it (scheduler, worker, taps in the layers: what remains is stock vLLM) or put back::
 
     prompt 1:  with . without . again        prompt 2:  again . with . without        ...
-                 |       |        |
-                 +-ratio-+-noise--+       of seconds to the first token, and after it
+                 |        +-noise-+
+                 +--ratio-----+           of seconds to the first token, and after it
 
 The order is drawn for each prompt: what goes on behind an answer then falls on all alike.  vLLM's
 own cache is emptied before each; the prompt is new to the daemon when it is asked with the
@@ -39,7 +39,7 @@ from benchmarks import harness
 from benchmarks.engine.cli import ROOT, default_python, say
 from benchmarks.engine.client import Client
 from benchmarks.engine.events import EndpointError
-from benchmarks.engine.figures import compared
+from benchmarks.engine.figures import compared_means
 from benchmarks.engine.metrics import parse
 from benchmarks.engine.models import SIZES, facts
 from benchmarks.engine.report import aligned
@@ -175,15 +175,20 @@ def measure(engine: Engine, arguments: argparse.Namespace) -> dict[str, list[Tim
 
 
 def figures(found: dict[str, list[Times]], seed: int) -> dict[str, Any]:
-    """Medians, and ratios to the engine without the connector."""
+    """Means, and ratios to the engine without the connector: to both of a pair's turns without
+    it, which differ by what is noise."""
     document: dict[str, Any] = {}
     for phase in PHASES:
         times = {side: [getattr(each, phase) for each in found[side]] for side in SIDES}
+        both = [
+            statistics.mean(pair) for pair in zip(times["without"], times["again"], strict=True)
+        ]
         document[phase] = {
-            "with_ms": round(statistics.median(times["with"]) * 1e3, 3),
-            "without_ms": round(statistics.median(times["without"]) * 1e3, 3),
-            "ratio": compared(times["with"], times["without"], seed),
-            "noise": compared(times["again"], times["without"], seed),
+            "with_ms": round(statistics.mean(times["with"]) * 1e3, 3),
+            "without_ms": round(statistics.mean(both) * 1e3, 3),
+            "ratio": compared_means(times["with"], both, seed),
+            "noise": compared_means(times["again"], times["without"], seed),
+            "samples_ms": {side: [round(each * 1e3, 3) for each in times[side]] for side in SIDES},
         }
     return document
 
@@ -239,7 +244,7 @@ def render(document: dict[str, Any]) -> str:
     for phase in PHASES:
         line = document[phase]
         ratios = (line["ratio"], line["noise"])
-        told = [f"{each['median']:.3f} {each['interval_95'] or ''}" for each in ratios]
+        told = [f"{each['mean']:.3f} {each['interval_95'] or ''}" for each in ratios]
         rows.append([phase, f"{line['with_ms']:.2f}", f"{line['without_ms']:.2f}", *told])
     return aligned(rows)
 

@@ -5,6 +5,8 @@ Method: samples made by hand; properties of the ratio and its interval over rand
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.engine import figures
 from benchmarks.engine.client import Completion
-from benchmarks.engine.figures import Sample, by_depth, median_ratio, reuse_of
+from benchmarks.engine.figures import Sample, by_depth, mean_ratio, median_ratio, reuse_of
 from benchmarks.engine.report import depth_table, quality_table, render, told
 
 TIMES = st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=20)
@@ -33,21 +35,28 @@ def sample(
     return Sample(request, "branch", variant, 1200, shared, ideal, measured, completion)
 
 
+BOTH = pytest.mark.parametrize("ratio_of", [median_ratio, mean_ratio])
+
+
+@BOTH
 @given(TIMES, st.floats(0.1, 10), st.integers(0, 2**32))
-def test_ratio_of_scaled_times_is_the_scale(times: list[float], scale: float, seed: int) -> None:
-    middle, interval = median_ratio([time * scale for time in times], times, seed)
+def test_ratio_of_scaled_times_is_the_scale(
+    ratio_of: Callable[..., Any], times: list[float], scale: float, seed: int
+) -> None:
+    middle, interval = ratio_of([time * scale for time in times], times, seed)
     assert interval is not None
     assert all(math.isclose(value, scale, rel_tol=1e-9) for value in (middle, *interval))
 
 
+@BOTH
 @given(TIMES, st.data())
 def test_interval_of_any_pairs_holds_within_their_ratios(
-    times: list[float], data: st.DataObject
+    ratio_of: Callable[..., Any], times: list[float], data: st.DataObject
 ) -> None:
     others = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=len(times), max_size=len(times)))
     ratios = [one / other for one, other in zip(times, others, strict=True)]
-    middle, interval = median_ratio(times, others, 1)
-    assert interval is not None and interval == median_ratio(times, others, 1)[1]
+    middle, interval = ratio_of(times, others, 1)
+    assert interval is not None and interval == ratio_of(times, others, 1)[1]
     slack = 1 + 1e-9
     assert min(ratios) / slack <= interval[0] <= interval[1] <= max(ratios) * slack
     assert min(ratios) / slack <= middle <= max(ratios) * slack
@@ -62,6 +71,11 @@ def test_interval_of_unlike_pairs_shrinks_with_their_number() -> None:
 
 def test_ratio_of_two_pairs_has_no_interval() -> None:
     assert median_ratio([1.0, 3.0], [1.0, 1.0], 0) == (2.0, None)
+
+
+def test_one_odd_pair_moves_the_mean_and_not_the_median() -> None:
+    times = [1.0, 1.0, 1.0, 9.0]
+    assert median_ratio(times, [1.0] * 4, 0)[0] == 1.0 and mean_ratio(times, [1.0] * 4, 0)[0] == 3.0
 
 
 @pytest.mark.parametrize(
