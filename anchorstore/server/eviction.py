@@ -46,5 +46,5 @@ class Eviction:
     def _step(self) -> None:
         self._is_awake = False
         if self._core.evict_step(self._clock.now(), self._step_blocks):
-            self._forget_gone()
+            self._background.post("eviction", self._forget_gone)
             self.wake()

@@ -3,9 +3,10 @@
     python -m benchmarks.nvme [--json] [--path DIRECTORY] [--stored SIZE] [--rounds N] [--seconds S]
 
 Random blocks, direct I/O, in turns with fio on the same file system, with the same engine and
-depth: `threads` beside psync with as many threads, `io_uring` beside io_uring.  Ours makes and
-judges footers and verifies checksums; a 64 KiB block takes 68 KiB of the device.  Ratios are of
-bytes of blocks a second, 1.0 = as fast as fio.
+depth: `threads` beside psync with as many threads, `io_uring` beside io_uring.  Ours makes footers
+and verifies checksums; a 64 KiB block takes 68 KiB of the device, a 1 MiB block 1028 KiB, and so
+most slots do not begin where the device would like them to.  Ratios are of blocks a second, 1.0 =
+as fast as fio; "x fio slots" is to fio moving 68 or 1028 KiB at a time.
 
 The rows "adjoining" are of plans whose slots lie side by side, as those of a path's pages mostly
 do, and which go out in larger calls; fio's side is random there too.
@@ -22,6 +23,7 @@ import pathlib
 import sys
 import tempfile
 
+from anchorstore.tiers.nvme.format import slot_bytes_of
 from anchorstore.tiers.nvme.jobs import RUN_BYTES_MAX
 from anchorstore.units import KIB, MIB, format_bytes, parse_bytes
 from benchmarks import harness
@@ -52,18 +54,24 @@ def measure(
     orders = ORDERS if block_bytes < RUN_BYTES_MAX else ORDERS[:1]  # others are a call each
     for case, order in itertools.product(("read", "write"), orders):
         is_write = case == "write"
-        yardstick = None
+        yardsticks = []
         if arguments.fio:
-            yardstick = Fio(path / "fio", arguments.stored, block_bytes, engine, arguments.depth)
+            yardsticks = [
+                Fio(path / "fio", arguments.stored, size, engine, arguments.depth)
+                for size in (block_bytes, slot_bytes_of(block_bytes))
+            ]
         ours: list[Round] = []
         theirs: list[Round] = []
+        slots: list[float] = []
         name = case if order == "random" else f"{case} {order}"
         for turn in range(arguments.rounds):
             print(f"{name} {format_bytes(block_bytes)} {engine} round {turn}", file=sys.stderr)
-            if yardstick is not None:
-                theirs.append(yardstick.run(is_write, arguments.seconds))
+            if yardsticks:
+                blockwise, slotwise = (it.run(is_write, arguments.seconds) for it in yardsticks)
+                theirs.append(blockwise)
+                slots.append(slotwise.gb_per_s * 1e9 / slot_bytes_of(block_bytes))
             ours.append(subject.run(is_write, order, arguments.seconds))
-        lines.append(line(name, block_bytes, engine, arguments.depth, ours, theirs))
+        lines.append(line(name, block_bytes, engine, arguments.depth, ours, theirs, slots))
     return lines
 
 

@@ -30,8 +30,9 @@ class Round:
 class Line:
     """One line of the report: medians over the rounds.
 
-    `ratio_to_fio` is a ratio of bytes of blocks a second within one round, 1.0 = as fast; what the
-    slots' footers take is on our account.
+    `ratio_to_fio` is a ratio of blocks a second within one round, 1.0 = as fast; what the slots'
+    footers take is on our account.  `ratio_to_fio_slots` is the same to fio moving whole slots,
+    where it is on both: what the format costs is the difference.
     """
 
     case: str
@@ -44,6 +45,7 @@ class Line:
     fio_cpu_s_per_gb: float | None = None
     ratio_to_fio: float | None = None
     ratio_to_fio_spread: tuple[float, float] | None = None
+    ratio_to_fio_slots: float | None = None
     rounds: int = 0
 
 
@@ -54,8 +56,9 @@ def line(
     depth: int,
     ours: Sequence[Round],
     fio: Sequence[Round],
+    fio_slots: Sequence[float],
 ) -> Line:
-    """Medians; `fio` is empty, or as long as `ours`."""
+    """Medians; `fio` and `fio_slots`, slots a second, are empty, or as long as `ours`."""
     found = Line(
         case=case,
         block_bytes=block_bytes,
@@ -74,6 +77,12 @@ def line(
         fio_cpu_s_per_gb=_median([taken.cpu_s_per_gb for taken in fio]),
         ratio_to_fio=_median(ratios),
         ratio_to_fio_spread=(round(min(ratios), 3), round(max(ratios), 3)),
+        ratio_to_fio_slots=_median(
+            [
+                mine.gb_per_s * 1e9 / block_bytes / theirs
+                for mine, theirs in zip(ours, fio_slots, strict=True)
+            ]
+        ),
     )
 
 
@@ -84,7 +93,7 @@ def _median(values: Sequence[float]) -> float:
 def table(lines: Sequence[Line]) -> str:
     """The report for people."""
     head = ["case", "block", "engine", "depth", "GB/s", "CPU s/GB", "fio GB/s", "fio CPU s/GB"]
-    rows = [[*head, "x fio", "spread"]]
+    rows = [[*head, "x fio", "spread", "x fio slots"]]
     for item in lines:
         row = [item.case, f"{item.block_bytes >> 10} KiB", item.engine, str(item.depth)]
         for value in (
@@ -93,7 +102,9 @@ def table(lines: Sequence[Line]) -> str:
         ):
             row.append("" if value is None else f"{value:.2f}")
         spread = item.ratio_to_fio_spread
-        rows.append([*row, "" if spread is None else f"{spread[0]:.2f}-{spread[1]:.2f}"])
+        row.append("" if spread is None else f"{spread[0]:.2f}-{spread[1]:.2f}")
+        slots = item.ratio_to_fio_slots
+        rows.append([*row, "" if slots is None else f"{slots:.2f}"])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     shown = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([shown[0], "-" * len(shown[0]), *shown[1:]])

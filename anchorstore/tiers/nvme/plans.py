@@ -127,6 +127,8 @@ class ReadPlan:
 
 
 def chosen(plan: WritePlan | ReadPlan, which: Bools | npt.NDArray[np.intp]) -> WritePlan | ReadPlan:
-    """The plan of some of the blocks."""
+    """The plan of some of the blocks, named by a mask or by ascending numbers."""
+    if which.all() if which.dtype == np.bool_ else len(which) == len(plan):
+        return plan
     columns = {field.name: getattr(plan, field.name)[which] for field in dataclasses.fields(plan)}
     return type(plan)(**columns)

@@ -351,6 +351,9 @@ def test_chosen_blocks_of_a_plan_keep_their_columns() -> None:
         field.name: np.arange(3) if "hash" not in field.name else np.zeros((3, 4))
         for field in dataclasses.fields(WritePlan)
     }
-    part = chosen(WritePlan(**columns), np.array([True, False, True]))  # type: ignore[arg-type]
+    whole = WritePlan(**columns)  # type: ignore[arg-type]
+    part = chosen(whole, np.array([True, False, True]))
     assert isinstance(part, WritePlan) and part.unit.tolist() == [0, 2]
+    assert chosen(whole, np.array([0, 2])).unit.tolist() == [0, 2]
+    assert chosen(whole, np.ones(3, np.bool_)) is whole and chosen(whole, np.arange(3)) is whole
     assert part.path_hash.shape == (2, 4)
