@@ -72,8 +72,18 @@ COLUMNS = (
     Column("PAGES", lambda space: number(space.pages)),
     Column("USED", lambda space: format_bytes(space.bytes)),
     Column("QUOTA", lambda space: _quota(space.quota_bytes)),
+    Column(
+        "RESERVED",
+        lambda space: _quota(space.share_bytes),
+        lambda space: bool(space.share_bytes),
+    ),
     Column("NVME", lambda space: format_bytes(space.nvme_bytes), _has_nvme),
     Column("NVME QUOTA", lambda space: _quota(space.nvme_quota_bytes), _has_nvme),
+    Column(
+        "NVME RESERVED",
+        lambda space: _quota(space.nvme_share_bytes),
+        lambda space: bool(space.nvme_share_bytes),
+    ),
     Column("LINEAGE", _lineage),
     Column("SESSIONS", lambda space: number(space.sessions)),
     Column("STATE", lambda space: "on" if space.enabled else "OFF", side="l"),

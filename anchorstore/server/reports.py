@@ -33,6 +33,8 @@ def namespace_status(space: types.NamespaceStatus) -> pb.NamespaceStatus:
         adapter=space.adapter,
         page_tokens=space.page_tokens,
         salted=space.salted,
+        share_bytes=space.share_bytes,
+        nvme_share_bytes=space.cold_share_bytes,
     )
 
 

@@ -106,6 +106,8 @@ def _namespace_status(record: NamespaceRecord) -> NamespaceStatus:
         sessions=len(record.sessions),
         cold_bytes=record.cold_bytes + record.cold_reserved_bytes,
         cold_quota_bytes=record.cold_quota_bytes,
+        share_bytes=record.kept_bytes,
+        cold_share_bytes=record.cold_kept_bytes,
     )
 
 

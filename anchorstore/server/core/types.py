@@ -292,6 +292,8 @@ class NamespaceStatus:
     sessions: int
     cold_bytes: int = 0
     cold_quota_bytes: int = 0
+    share_bytes: int = 0
+    cold_share_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_free: _Optional[int] = ..., huge_pages: bool = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
-    __slots__ = ("domain", "model", "root_digest", "pages", "bytes", "quota_bytes", "max_lineage", "enabled", "sessions", "nvme_bytes", "nvme_quota_bytes", "weights_digest", "adapter", "page_tokens", "salted")
+    __slots__ = ("domain", "model", "root_digest", "pages", "bytes", "quota_bytes", "max_lineage", "enabled", "sessions", "nvme_bytes", "nvme_quota_bytes", "weights_digest", "adapter", "page_tokens", "salted", "share_bytes", "nvme_share_bytes")
     DOMAIN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,8 @@ class NamespaceStatus(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SALTED_FIELD_NUMBER: _ClassVar[int]
+    SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVME_SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
     domain: str
     model: str
     root_digest: bytes
@@ -115,7 +117,9 @@ class NamespaceStatus(_message.Message):
     adapter: str
     page_tokens: int
     salted: bool
-    def __init__(self, domain: _Optional[str] = ..., model: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., max_lineage: _Optional[int] = ..., enabled: bool = ..., sessions: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., nvme_quota_bytes: _Optional[int] = ..., weights_digest: _Optional[bytes] = ..., adapter: _Optional[str] = ..., page_tokens: _Optional[int] = ..., salted: bool = ...) -> None: ...
+    share_bytes: int
+    nvme_share_bytes: int
+    def __init__(self, domain: _Optional[str] = ..., model: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., max_lineage: _Optional[int] = ..., enabled: bool = ..., sessions: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., nvme_quota_bytes: _Optional[int] = ..., weights_digest: _Optional[bytes] = ..., adapter: _Optional[str] = ..., page_tokens: _Optional[int] = ..., salted: bool = ..., share_bytes: _Optional[int] = ..., nvme_share_bytes: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("version", "boot_id", "uptime_ms", "draining", "sessions", "leases", "reservations", "pages", "index_bytes", "tiers", "namespaces", "counters")

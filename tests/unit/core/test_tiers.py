@@ -423,6 +423,8 @@ def test_reserved_share_is_nobody_elses() -> None:
     assert [kept.present(kept.path(1, name))[0] for name in "abc"] == [False, True, True]
     kept.put(kept.path(1, "d"))
     assert kept.present(kept.path(1, "d")) == [True] and small.store.check() == []
+    shares = {space.model: space.share_bytes for space in small.store.status(0.0).namespaces}
+    assert shares == {"kept": 2 * 4096, "other": 0}
 
 
 def test_reserved_share_of_nvme_is_nobody_elses() -> None:
@@ -437,6 +439,8 @@ def test_reserved_share_of_nvme_is_nobody_elses() -> None:
     small.write_all()
     assert tiers_of(kept, kept.path(2)) == ["dn", "dn"] and small.store.check() == []
     assert [tiers_of(other, other.path(1, name))[0] for name in "abc"] == ["dn", "dn", "d"]
+    shares = {space.model: space.cold_share_bytes for space in small.store.status(0.0).namespaces}
+    assert shares == {"kept": 2 * 8192, "other": 0}
 
 
 def test_page_that_leaves_is_counted_by_reason_and_age() -> None:
