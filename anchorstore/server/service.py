@@ -109,7 +109,7 @@ class Service:
         self.seals = Seals(mover, hints, self.movement, devices, *parts)
         gone = self.seals.forget_gone
         self.reads = None if nvme is None else Reads(nvme, tier, supervisor)
-        background = Background(supervisor)
+        background = Background(clock, supervisor)
         self.eviction = Eviction(core, clock, background, limits.evict_step_blocks, gone)
         promotions = None
         if self.reads is not None:

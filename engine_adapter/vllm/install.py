@@ -22,7 +22,8 @@ from anchorstore.families import AnchorSpec, spec_from_config
 from anchorstore.layout import AnchorLayout
 from anchorstore.model_digest import model_digest
 from anchorstore.weights import weights_digest
-from engine_adapter.vllm.checks import is_ours
+from engine_adapter.vllm.checks import check, is_ours
+from engine_adapter.vllm.facts import facts_of
 from engine_adapter.vllm.families import Family, decoder_of, family_of
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 from engine_adapter.vllm.taps import OWNER, AnchorPool, tap
@@ -110,10 +111,14 @@ def digest_of(vllm_config: Any, state_specs: Iterable[Any]) -> bytes:
 
 
 def install(model: nn.Module, vllm_config: Any) -> None:
-    """Taps `model`, which vLLM has just built; nothing where our connector is not configured."""
+    """Taps `model`, which vLLM has just built; nothing where our connector is not configured.
+
+    ModelError where the configuration cannot work, before the weights are read.
+    """
     settings = settings_of(vllm_config)
     if settings is None:
         return
+    check(facts_of(vllm_config))
     spec = spec_of(vllm_config)
     family = family_of(spec.model_type)
     decoder = decoder_of(model)

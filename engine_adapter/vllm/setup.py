@@ -32,7 +32,8 @@ from anchorstore.errors import (
 from anchorstore.families import AnchorSpec
 from anchorstore.layout import AnchorLayout, KvLayout, Layout
 from engine_adapter.vllm.adapters import Adapters
-from engine_adapter.vllm.checks import CONNECTOR, Facts, check
+from engine_adapter.vllm.checks import CONNECTOR, check
+from engine_adapter.vllm.facts import facts_of
 from engine_adapter.vllm.families import family_of
 from engine_adapter.vllm.geometry import Geometry, Share, Stored, shard_count, share_of_rank
 from engine_adapter.vllm.install import (
@@ -56,33 +57,6 @@ from engine_adapter.vllm.taps import OWNER, AnchorPool
 from engine_adapter.vllm.worker import WorkerHalf
 
 log = logging.getLogger("anchorstore.vllm")
-
-
-def facts_of(vllm_config: Any, kv_cache_config: Any) -> Facts:
-    """What checks.py wants to know."""
-    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    speculative = vllm_config.speculative_config
-    kinds = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    others = (
-        type(spec).__name__
-        for spec in kinds
-        if not isinstance(spec, MambaSpec) and type(spec) is not FullAttentionSpec
-    )
-    return Facts(
-        speculative_method="" if speculative is None else str(speculative.method),
-        pipeline_parallel=parallel.pipeline_parallel_size,
-        context_parallel=max(
-            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
-        ),
-        hash_algorithm=cache.prefix_caching_hash_algo,
-        cache_dtype=cache.cache_dtype,
-        has_prefix_caching=bool(cache.enable_prefix_caching),
-        attention_groups=sum(type(spec) is FullAttentionSpec for spec in kinds),
-        other_groups=tuple(others),
-        is_sequence_parallel=bool(getattr(parallel, "use_sequence_parallel_moe", False)),
-        load_format=str(vllm_config.load_config.load_format),
-        expert_ranks=parallel.data_parallel_size if vllm_config.model_config.is_moe else 1,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +94,7 @@ class Common:
             raise ConfigError(f"vllm: kv_connector is {name!r}, must be {CONNECTOR!r}")
         spec = spec_of(vllm_config)
         family_of(spec.model_type)
-        check(facts_of(vllm_config, kv_cache_config))
+        check(facts_of(vllm_config, kv_cache_config.kv_cache_groups))
         groups = dict(enumerate(kv_cache_config.kv_cache_groups))
         attention = next(
             number for number, g in groups.items() if type(g.kv_cache_spec) is FullAttentionSpec

@@ -85,6 +85,23 @@ def test_connector_built_under_another_name_is_refused_with_it() -> None:
         Common.of(types.SimpleNamespace(kv_transfer_config=transfer), None)
 
 
+def test_what_cannot_work_is_refused_before_the_weights_are_read(
+    models: pathlib.Path, daemon: Daemon, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.make("qwen3_5", models), folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.write_bytes(b"not to be read")
+    with pytest.raises(RuntimeError, match="prefix caching is off; leave it on"):
+        Served(
+            folder,
+            tmp_path / "log",
+            daemon=daemon.address,
+            extra=EVERY_ROW,
+            options={"enable_prefix_caching": False},
+        )
+
+
 def test_pages_that_do_not_divide_a_block_are_refused_at_start(
     models: pathlib.Path, daemon: Daemon, tmp_path: pathlib.Path
 ) -> None:

@@ -20,7 +20,7 @@ async def settled() -> None:
 
 
 async def test_pieces_come_in_order_and_calls_between_them() -> None:
-    background = Background(Supervisor(lambda name, error: None))
+    background = Background(ManualClock(), Supervisor(lambda name, error: None))
     order: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -37,9 +37,34 @@ async def test_pieces_come_in_order_and_calls_between_them() -> None:
     assert order == [word for number in range(4) for word in (f"piece {number}", "call")]
 
 
+async def test_pieces_have_a_part_of_the_time_that_calls_took() -> None:
+    clock, order = ManualClock(), list[str]()
+    background = Background(clock, Supervisor(lambda name, error: None))
+    loop = asyncio.get_running_loop()
+
+    def piece() -> None:
+        order.append("piece")
+        clock.advance(1.0)
+        loop.call_soon(call)
+
+    def call() -> None:
+        order.append("call")
+        clock.advance(4 * 3.0)
+
+    loop.call_soon(call)
+    for _ in range(9):
+        background.post("test", piece)
+    await settled()
+    turns = [len(turn) for turn in "".join(word[0] for word in order).split("c") if turn]
+    assert turns[0] == 3, "a quarter of the 12 seconds before it"
+    assert sum(turns) == 9 and max(turns) > 3, "and of the three calls that came after these"
+
+
 async def test_error_in_a_piece_is_told_and_the_next_one_comes() -> None:
     told: list[str] = []
-    background = Background(Supervisor(lambda name, error: told.append(f"{name}: {error}")))
+    background = Background(
+        ManualClock(), Supervisor(lambda name, error: told.append(f"{name}: {error}"))
+    )
 
     def slip() -> None:
         raise KeyError("a slip")
@@ -65,7 +90,7 @@ class Core:
 
 
 async def test_eviction_goes_on_until_nothing_is_left_and_others_have_their_turn() -> None:
-    background = Background(Supervisor(lambda name, error: None))
+    background = Background(ManualClock(), Supervisor(lambda name, error: None))
     core: Any = Core(40)
     forgotten: list[int] = []
     eviction = Eviction(core, ManualClock(), background, 16, lambda: forgotten.append(core.left))
