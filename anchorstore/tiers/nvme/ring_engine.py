@@ -31,7 +31,7 @@ from anchorstore.tiers.nvme.seam import FileSeam
 _VECTORS_MAX = 2 * RUN_BLOCKS_MAX  # whole pages and tail
 _VECTOR_BYTES = 16
 _WAKE_TAG = 2**32
-RUNS_A_TURN = 4  # made up before the kernel gets them
+RUNS_AT_FIRST = 4  # made up before a kernel without work gets them
 _HOLDING = ctypes.PyDLL(None)  # libc, called without letting go of the interpreter
 
 
@@ -88,7 +88,7 @@ class RingEngine:
 
     def __init__(self, file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> None:
         self._descriptor = file.descriptor
-        self._scheduler, self._health = scheduler, health
+        self._scheduler, self._health, self._depth = scheduler, health, depth
         self._ring = Ring(2 * depth + 1)
         scheduler.ahead = depth
         self._lanes: list[Lane] = []
@@ -115,7 +115,7 @@ class RingEngine:
         self._ring.push(self._listening)
         while True:
             is_idle = not any(self._at_kernel)
-            runs = self._scheduler.take(RUNS_A_TURN, wait=is_idle)
+            runs = self._scheduler.take(RUNS_AT_FIRST if is_idle else self._depth, wait=is_idle)
             if is_idle and not runs:
                 return
             self._prepare(runs)
