@@ -1,7 +1,7 @@
 """Runs the test lanes one after another, each with its clock.
 
 A lane is a folder (or a few) below tests/ with a budget in minutes; a lane that needs more is
-stopped and fails, so that `make test` stays within the hour for good (docs/testing.md shows this
+stopped and fails, so that the whole stays within 80 minutes for good (docs/testing.md shows this
 table and tests/tidy compares the two)::
 
     python scripts/lanes.py                  every lane
@@ -28,7 +28,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INSTALL_MINUTES = 10
-TOTAL_MINUTES = 59
+TOTAL_MINUTES = 80
 NO_TESTS = 5  # pytest's exit status
 
 
@@ -57,7 +57,7 @@ LANES = (
     Lane("e2e", ("e2e",), 3, "command line, demo and benchmark as a user runs them"),
 )
 
-VLLM = Lane("vllm", ("vllm",), 23, "the adapter in a real vLLM, on CPU: `make test-vllm`")
+VLLM = Lane("vllm", ("vllm",), 40, "the adapter in a real vLLM, on CPU: `make test-vllm`")
 SGLANG = Lane("sglang", ("oracle",), 10, "eviction against SGLang's tree: `make test-sglang`")
 APART = (VLLM, SGLANG)
 """Lanes that each run in an environment of their own, and not in `make test`."""

@@ -315,32 +315,6 @@ def test_namespaces_of_one_model_are_told_apart(command: str, say: Say, socket_p
     assert (found["page_tokens"], found["salted"]) == (64, False)
 
 
-def test_reserved_shares_stand_beside_quotas(say: Say, socket_path: Path) -> None:
-    spaces = [
-        admin_pb2.NamespaceStatus(model="a", share_bytes=2**30, nvme_share_bytes=2**40),
-        admin_pb2.NamespaceStatus(model="b"),
-    ]
-    with CannedDaemon(socket_path, {Method.LIST: admin_pb2.ListResponse(namespaces=spaces)}):
-        _, text, _ = say("ls")
-    head, first, second = text.splitlines()
-    assert head.split()[-5:-3] == ["NVME", "RESERVED"] and "QUOTA  RESERVED" in head
-    assert "1GiB" in first and "1TiB" in first and second.split().count("none") == 3
-
-
-@pytest.mark.parametrize(
-    "spaces", [[], [admin_pb2.NamespaceStatus(model="m", weights_digest=ROOT_A, page_tokens=32)]]
-)
-def test_columns_that_say_nothing_of_any_namespace_are_left_out(
-    spaces: list[admin_pb2.NamespaceStatus], say: Say, socket_path: Path
-) -> None:
-    with CannedDaemon(socket_path, {Method.LIST: admin_pb2.ListResponse(namespaces=spaces)}):
-        _, text, _ = say("ls")
-    head = text.splitlines()[0]
-    assert ("WEIGHTS" in head, "PAGE TOKENS" in head) == (bool(spaces), bool(spaces))
-    assert "ADAPTER" not in head and "SALT" not in head and "NVME" not in head
-    assert head.startswith("NAMESPACE") and head.endswith("STATE")
-
-
 def test_ls_of_a_namespace_follows_the_cursor_to_the_end(say: Say, socket_path: Path) -> None:
     with CannedDaemon(socket_path, ANSWERS) as daemon:
         code, out, _ = say("ls", "team-a/qwen", "--limit", "0")

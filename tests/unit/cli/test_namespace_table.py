@@ -1,0 +1,32 @@
+"""Goal: the table of namespaces has a column for what tells one from another, and no other.
+Method: answers made by hand, the text that is printed of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from anchorstore.cli.namespace_table import namespaces_text
+from anchorstore.wire.v1.admin_pb2 import NamespaceStatus
+
+
+def test_reserved_shares_stand_beside_quotas() -> None:
+    spaces = [
+        NamespaceStatus(model="a", share_bytes=2**30, nvme_share_bytes=2**40),
+        NamespaceStatus(model="b"),
+    ]
+    head, first, second = namespaces_text(spaces).splitlines()
+    assert head.split()[-5:-3] == ["NVME", "RESERVED"] and "QUOTA  RESERVED" in head
+    assert "1GiB" in first and "1TiB" in first and second.split().count("none") == 3
+
+
+@pytest.mark.parametrize(
+    "spaces", [[], [NamespaceStatus(model="m", weights_digest=bytes(range(32)), page_tokens=32)]]
+)
+def test_columns_that_say_nothing_of_any_namespace_are_left_out(
+    spaces: list[NamespaceStatus],
+) -> None:
+    head = namespaces_text(spaces).splitlines()[0]
+    assert ("WEIGHTS" in head, "PAGE TOKENS" in head) == (bool(spaces), bool(spaces))
+    assert "ADAPTER" not in head and "SALT" not in head and "NVME" not in head
+    assert head.startswith("NAMESPACE") and head.endswith("STATE")
