@@ -14,6 +14,7 @@ from anchorstore.units import format_bytes
 from anchorstore.wire.v1 import admin_pb2, store_pb2
 
 DIGEST_SHOWN = 12
+CELL_CHARACTERS_MAX = 120
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,8 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 def print_json(value: object) -> None:
     """One indented JSON document on standard output."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=is_ascii)
     sys.stdout.write("\n")
 
 
@@ -31,8 +33,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: str = ""
     """Aligned columns, two spaces apart.
 
     `right` has an "r" for each column that is flush right and any other letter for the rest.
+    Cells may hold what tenants chose: see `printable`.
     """
-    lines = [list(headers), *(list(row) for row in rows)]
+    lines = [list(headers), *(list(map(printable, row)) for row in rows)]
     assert all(len(line) == len(headers) for line in lines), "a row has more or fewer cells"
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     sides = right.ljust(len(headers), "l")
@@ -45,6 +48,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: str = ""
         return "  ".join(cells).rstrip()
 
     return "".join(f"{shown(line)}\n" for line in lines)
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a terminal would act on, in ASCII where standard output
+    is no more than that; cut where it is very long."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    encoding = sys.stdout.encoding or "ascii"
+    shown = shown.encode(encoding, "backslashreplace").decode(encoding)
+    return shown if len(shown) <= CELL_CHARACTERS_MAX else shown[: CELL_CHARACTERS_MAX - 3] + "..."
 
 
 def share(used: int, capacity: int) -> str:

@@ -6,8 +6,7 @@
     start    Reads -> NvmeTier.read               in turns; threads
                           |
     finish   finish_promote | records, even  <----+  Done: which blocks are proven
-             hints
-    tell     whoever waits for the ticket, each for himself
+             hints | whoever waits for the ticket
 
 All but `begin` are pieces for the background: a look-up that memory can answer goes before them.
 A slot shows an odd generation until its bytes are proven, which no reader accepts; and nothing
@@ -105,8 +104,8 @@ class Promotions:
         self._forget_gone()
         self._hints.insert(work.domain, work, np.flatnonzero(there))
         has_news = bool(there.any() or lost.any())
-        for ended in self._listeners.pop(work.ticket):
-            self._post(functools.partial(ended, work.ticket, has_news))
+        for ended in self._listeners.pop(work.ticket):  # now: nothing pins the blocks any more
+            ended(work.ticket, has_news)
 
     def _show(self, work: PromoteWork, there: npt.NDArray[np.bool_]) -> None:
         """Records of the slots that can be read now, their generations last."""

@@ -55,7 +55,8 @@ class _Whole:
         if not self.left:
             if self.timer is not None:
                 self.timer.cancel()
-            self.future.set_result(Done(self.status))
+            if not self.future.cancelled():  # by a daemon that ends
+                self.future.set_result(Done(self.status))
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -52,13 +52,13 @@ class Landed(NamedTuple):
 
 
 def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> None:
-    """Judges runs and ends them, or has one tried again block by block: that has failed, or whose
-    bytes are not those of its blocks."""
+    """Judges runs and ends them.  One that has failed is tried again block by block; blocks whose
+    bytes are wrong are looked at closely."""
     ended = []
     for run, scratch, code in runs:
         job = run.job
         if code and len(run) > 1:
-            scheduler.again(run, is_close=run.is_close)
+            scheduler.again(run, job.singles(run))
             continue
         if code:
             health.failed(job.is_write, code)
@@ -66,8 +66,8 @@ def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> No
         else:
             health.worked(job.is_write)
             try:
-                if not job.judge(run, scratch):
-                    scheduler.again(run, is_close=True)
+                if doubts := job.judge(run, scratch):
+                    scheduler.again(run, doubts)
                     continue
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
                 job.error = error

@@ -172,11 +172,13 @@ class Job:
     def __len__(self) -> int:
         return len(self._places)
 
-    def singles(self, run: Run, is_close: bool) -> list[Run]:
-        """A run of each of its blocks alone."""
-        return [
-            self._run(at, at + 1, self._slots[at], is_close) for at in range(run.start, run.stop)
-        ]
+    def single(self, at: int, is_close: bool) -> Run:
+        """A run of one block alone."""
+        return self._run(at, at + 1, self._slots[at], is_close)
+
+    def singles(self, run: Run) -> list[Run]:
+        """A run of each of its blocks alone, as close as itself."""
+        return [self.single(at, run.is_close) for at in range(run.start, run.stop)]
 
     def blocks(self, run: Run) -> list[Block]:
         """The blocks of a run."""
@@ -251,15 +253,20 @@ class Job:
     def fill(self, run: Run, scratch: Scratch) -> None:
         """Makes the ends of slots that are to be written."""
 
-    def judge(self, run: Run, scratch: Scratch) -> bool:
-        """The kernel has moved all bytes of the run: says how it went with each block.  False where
-        only a closer look can say.
+    def judge(self, run: Run, scratch: Scratch) -> list[Run]:
+        """The kernel has moved all bytes of the run: says how it went with each block.  Returns
+        closer looks at those whose bytes are wrong, which only their footers can say more of.
         """
         raise NotImplementedError
 
     def settle(self, run: Run, verdict: Status) -> None:
         """Says the same of all blocks of a run."""
         self._codes[run.start : run.stop] = bytes((verdict,)) * len(run)
+
+    def give_up(self, run: Run, verdict: Status) -> None:
+        """Says the same of all its blocks that nothing is known of."""
+        for at in range(run.start, run.stop):
+            self._codes[at] = self._codes[at] or verdict
 
 
 class WriteJob(Job):
@@ -280,26 +287,29 @@ class WriteJob(Job):
             tail[rest:-FOOTER_BYTES] = _ZEROS[rest : block.tail - FOOTER_BYTES]
             scratch.footers[at][:] = footer
 
-    def judge(self, run: Run, scratch: Scratch) -> bool:
+    def judge(self, run: Run, scratch: Scratch) -> list[Run]:
         self.settle(run, Status.OK)
-        return True
+        return []
 
 
 class ReadJob(Job):
     """Blocks on their way to memory."""
 
-    def judge(self, run: Run, scratch: Scratch) -> bool:
+    def judge(self, run: Run, scratch: Scratch) -> list[Run]:
+        doubts: list[Run] = []
         for at, (_, memory, _, whole, rest, tail, checksum) in enumerate(self.blocks(run)):
             if rest:
                 memory[whole:] = scratch.tails[tail][at][: len(memory) - whole]
+            number = run.start + at
             if xxh3(memory) == checksum:
-                self._codes[run.start + at] = _OK
+                self._codes[number] = _OK
             elif run.is_close:
                 verdict = self._verdict(run, scratch, at)
-                self._codes[run.start + at] = Status.TORN if verdict == _OK else verdict
+                self._codes[number] = Status.TORN if verdict == _OK else verdict
             else:
-                return False
-        return True
+                self._codes[number] = Status.TORN  # so much is known, whatever becomes of the look
+                doubts.append(self.single(number, is_close=True))
+        return doubts
 
     def judge_footers(self, run: Run, scratch: Scratch) -> None:
         """The ends of the slots are there: what they say, whatever lies before them."""

@@ -153,7 +153,7 @@ def _judged(
         if not code:
             (job.judge if checksums else job.judge_footers)(run, scratch)
         elif len(run) > 1:
-            job.runs.extendleft(job.singles(run, is_close=True))
+            job.runs.extendleft(job.singles(run))
         else:
             job.settle(run, Status.FAILED)
     return job.status

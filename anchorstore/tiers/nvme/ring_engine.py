@@ -145,11 +145,18 @@ class RingEngine:
     def _hand_over(self) -> None:
         """Pushes as much of the hand as the depth allows; by the next `enter` the kernel has it."""
         for is_write, hand in enumerate(self._hands):
-            if hand:
-                room = self._scheduler.depth(bool(is_write)) - self._at_kernel[is_write]
-                for _ in range(min(room, len(hand))):
-                    self._ring.push(hand.popleft().operation)
-                    self._at_kernel[is_write] += 1
+            room = self._scheduler.depth(bool(is_write)) - self._at_kernel[is_write] if hand else 0
+            while hand and room > 0:
+                lanes = [hand.popleft() for _ in range(min(room, len(hand)))]
+                begun = self._scheduler.begin([lane.run for lane in lanes if lane.run])
+                for lane, is_begun in zip(lanes, begun, strict=True):
+                    if is_begun:
+                        self._ring.push(lane.operation)
+                        self._at_kernel[is_write] += 1
+                        room -= 1
+                    else:
+                        lane.run = None
+                        self._free.append(lane)
 
     def _reap(self) -> None:
         """Others take the place of the runs that have landed; then these are judged.

@@ -10,14 +10,15 @@
 
 A job's future is done when no byte of it can move any more: a run that has begun is always waited
 for, since the memory that it fills or drains must not be used for anything else.  What has not
-begun at its deadline is LATE.  A run that has been out for longer than that makes the device
-*stalled*: it is given no more work until it answers.
+begun at its deadline is LATE, in an engine's hand as in the queue.  A run that has been out for
+longer than that makes the device *stalled*: it is given no more work until it answers.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -85,7 +86,7 @@ class Scheduler:
 
     Attributes:
         ahead: runs each way that an engine may have in hand beyond the depth, to be begun as soon
-            as another ends; it keeps to the depth itself, then.
+            as another ends; it keeps to the depth itself, then, and says what it begins.
         on_work: for an engine that does not wait here.
     """
 
@@ -98,7 +99,8 @@ class Scheduler:
         self.writes = _Lane(limits.write_bytes_per_second)
         self._lanes = (self.reads, self.writes)  # by `is_write`
         self._read_at = -math.inf  # when a read was last begun
-        self._out: dict[Run, float] = {}
+        self._hand: dict[Run, None] = {}  # taken by an engine that goes ahead, and not begun
+        self._out: dict[Run, float] = {}  # begun, and when
         self._earliest = math.inf  # no waiting job's deadline is before it
         self._is_closed = False
         self.late_blocks = 0
@@ -190,28 +192,48 @@ class Scheduler:
             lane.jobs.append(job)
         lane.bucket.spend(run.size)
         lane.runs_out += 1
-        self._out[run] = now
+        if self.ahead:
+            self._hand[run] = None
+        else:
+            self._out[run] = now
         if lane is self.reads:
             self._read_at = now
         return run
 
-    def _land(self, run: Run) -> None:
-        del self._out[run]
+    def begin(self, runs: Sequence[Run]) -> list[bool]:
+        """An engine that goes ahead begins runs of its hand now: those [n] that are not given up
+        meanwhile."""
+        with self._lock:
+            now = self._clock.now()
+            found = [run in self._hand for run in runs]
+            for run in itertools.compress(runs, found):
+                del self._hand[run]
+                self._out[run] = now
+        return found
+
+    def _land(self, run: Run) -> bool:
+        """Whether it was out, or in hand."""
+        was_begun = self._out.pop(run, None) is not None
+        if not was_begun and run not in self._hand:
+            return False
+        self._hand.pop(run, None)
         self._lanes[run.job.is_write].runs_out -= 1
+        return True
 
     def ended(self, runs: Sequence[Run]) -> None:
         """Runs whose blocks have their status.  Whoever says so takes again, so nobody is woken."""
         done: list[Job] = []
         with self._lock:
             for run in runs:
-                self._land(run)
+                if not self._land(run):
+                    continue  # given up in hand
                 self._count(run.job, len(run))
                 if not run.job.blocks_left:
                     done.append(run.job)
         self._finish(done)
 
-    def again(self, run: Run, *, is_close: bool) -> None:
-        """Each block of a run is tried on its own."""
+    def again(self, run: Run, singles: Sequence[Run]) -> None:
+        """Some blocks of a run are tried on their own; the others have their status."""
         job = run.job
         with self._lock:
             self._land(run)
@@ -219,26 +241,32 @@ class Scheduler:
             if not job.runs:
                 lane.jobs.append(job)
                 self._earliest = min(self._earliest, job.deadline)
-            job.runs.extend(job.singles(run, is_close))
+            job.runs.extend(singles)
+            self._count(job, len(run) - len(singles))
 
     def _count(self, job: Job, blocks: int) -> None:
         self._lanes[job.is_write].blocks -= blocks
         job.blocks_left -= blocks
 
     def _expire(self, now: float, ended: list[Job]) -> None:
+        for run in [run for run in self._hand if self._is_closed or run.job.deadline <= now]:
+            self._land(run)
+            self._give_up(run, ended)
         for lane in self._lanes:
             for job in [job for job in lane.jobs if self._is_closed or job.deadline <= now]:
                 lane.jobs.remove(job)
-                verdict = Status.REFUSED if self._is_closed else Status.LATE
                 while job.runs:
-                    run = job.runs.popleft()
-                    job.settle(run, verdict)
-                    self.late_blocks += len(run)
-                    self._count(job, len(run))
-                if not job.blocks_left:
-                    ended.append(job)
+                    self._give_up(job.runs.popleft(), ended)
         waiting = [job.deadline for lane in self._lanes for job in lane.jobs]
+        waiting += [run.job.deadline for run in self._hand]
         self._earliest = min(waiting, default=math.inf)
+
+    def _give_up(self, run: Run, ended: list[Job]) -> None:
+        run.job.give_up(run, Status.REFUSED if self._is_closed else Status.LATE)
+        self.late_blocks += len(run)
+        self._count(run.job, len(run))
+        if not run.job.blocks_left:
+            ended.append(run.job)
 
     def expire(self) -> None:
         """Ends what has passed its deadline without having begun."""
@@ -253,7 +281,8 @@ class Scheduler:
             with self._lock:
                 if self._is_closed:
                     return
-                self._waiting.wait(WATCH_SECONDS if self.reads.jobs or self.writes.jobs else None)
+                is_busy = self.reads.jobs or self.writes.jobs or self._hand
+                self._waiting.wait(WATCH_SECONDS if is_busy else None)
             self.expire()
 
     @staticmethod

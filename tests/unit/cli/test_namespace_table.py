@@ -30,3 +30,15 @@ def test_columns_that_say_nothing_of_any_namespace_are_left_out(
     assert ("WEIGHTS" in head, "PAGE TOKENS" in head) == (bool(spaces), bool(spaces))
     assert "ADAPTER" not in head and "SALT" not in head and "NVME" not in head
     assert head.startswith("NAMESPACE") and head.endswith("STATE")
+
+
+def test_names_that_tenants_chose_reach_no_terminal_raw() -> None:
+    forged = "x\x1b[2J\nNAMESPACE fake"
+    spaces = [
+        NamespaceStatus(model=forged, adapter="a" * 1000),
+        NamespaceStatus(model="plain", domain="team-\u00e4"),
+    ]
+    head, first, second = namespaces_text(spaces).splitlines()
+    assert r"x\x1b[2J\nNAMESPACE fake" in first and "a" * 40 + "..." not in head
+    assert len(first) < 400 and "aaa..." in first
+    assert second.split()[0] in ("team-\u00e4", r"team-\xe4")

@@ -173,3 +173,16 @@ async def test_device_with_a_limit_has_no_more_on_its_way_than_it_reads_in_time(
         nvme.end()
         await turn()
     assert reading.result().ok.all()
+
+
+async def test_read_whose_reader_is_gone_ends_in_silence() -> None:
+    told: list[str] = []
+    nvme = Devices(60.0)
+    supervisor = Supervisor(lambda name, error: told.append(name))
+    used: Any = (nvme, types.SimpleNamespace(memory=None), supervisor)
+    here = Reads(*used)
+    reading = here.read(1, plan_of(1, 4))
+    reading.cancel()
+    nvme.end()
+    await turn()
+    assert not told and not supervisor.failed.is_set() and here.waiting == 0

@@ -15,14 +15,15 @@ import pytest
 
 from anchorstore.clock import ManualClock
 from anchorstore.tiers.nvme.device import ENGINES, Options
-from anchorstore.tiers.nvme.engines import Engine, advanced, guarded
-from anchorstore.tiers.nvme.format import UNIT_BYTES
+from anchorstore.tiers.nvme.engines import Engine, Landed, advanced, conclude, guarded
+from anchorstore.tiers.nvme.format import UNIT_BYTES, xxh3
 from anchorstore.tiers.nvme.health import Health, State
 from anchorstore.tiers.nvme.jobs import (
     RUN_BLOCKS_MAX,
     RUN_BYTES_MAX,
     Job,
     ReadJob,
+    Scratch,
     address_of,
 )
 from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
@@ -260,8 +261,59 @@ def test_scheduler_lets_an_engine_have_runs_in_hand() -> None:
     subject.submit(job)
     first, *_ = subject.take(9, wait=False)
     assert not subject.take(1, wait=False) and [run.start for run in job.runs] == [3]
+    assert subject.begin([first]) == [True]
     subject.ended([first])
     assert len(subject.take(9, wait=False)) == 1
+
+
+def test_scheduler_gives_up_what_is_late_in_hand_and_waits_for_what_is_begun() -> None:
+    subject, clock = scheduler(depth=1, deadline_seconds=2.0)
+    subject.ahead = 2
+    job, other = job_of([0, 2]), job_of([4])
+    subject.submit(job)
+    first, second = subject.take(2, wait=False)
+    assert subject.begin([first]) == [True]
+    clock.advance(1.9)
+    subject.submit(other)
+    [third] = subject.take(2, wait=False)
+    assert not subject.is_stalled(), "the first was begun 1.9 s ago, the others not at all"
+    clock.advance(0.1)
+    subject.expire()
+    assert not job.future.done() and subject.begin([second, third]) == [False, True]
+    subject.ended([second])  # as an engine does that could not make it up: it is over already
+    job.status[0] = Status.OK
+    subject.ended([first])
+    assert job.future.result(0).status.tolist() == [Status.OK, Status.LATE]
+    assert not other.future.done()
+
+
+def test_scheduler_closed_refuses_what_is_in_hand() -> None:
+    subject, _ = scheduler(depth=1)
+    subject.ahead = 1
+    job = job_of([0, 2])
+    subject.submit(job)
+    first, second = subject.take(2, wait=False)
+    assert subject.begin([first]) == [True]
+    subject.close()
+    assert subject.begin([second]) == [False] and not job.future.done()
+    job.status[0] = Status.OK
+    subject.ended([first])
+    assert job.future.result(0).status.tolist() == [Status.OK, Status.REFUSED]
+
+
+def test_block_with_wrong_bytes_is_lost_though_its_closer_look_comes_too_late() -> None:
+    subject, clock = scheduler(deadline_seconds=2.0)
+    job = job_of([0, 1, 2])  # checksums of 0: none of them is right
+    health = Health("device", 30.0, clock, lambda text: None)
+    subject.submit(job)
+    [run] = subject.take(1, wait=False)
+    job.blocks(run)[1].memory[:] = bytes(3968)
+    job._opened[1] = job._opened[1]._replace(checksum=xxh3(bytes(3968)))
+    conclude(subject, health, [Landed(run, Scratch(), 0)])
+    assert spans(job) == [(0, 1), (2, 3)] and all(run.is_close for run in job.runs)
+    clock.advance(2.0)
+    subject.expire()
+    assert job.future.result(0).status.tolist() == [Status.TORN, Status.OK, Status.TORN]
 
 
 def test_scheduler_with_a_full_queue_refuses_at_once() -> None:
@@ -309,8 +361,8 @@ def test_scheduler_tries_a_failed_run_again_block_by_block() -> None:
     subject.submit(job)
     [run] = subject.take(1, wait=False)
     assert (run.start, run.stop) == (0, 3)
-    subject.again(run, is_close=True)
-    assert spans(job) == [(0, 1), (1, 2), (2, 3)] and all(run.is_close for run in job.runs)
+    subject.again(run, job.singles(run))
+    assert spans(job) == [(0, 1), (1, 2), (2, 3)] and not any(run.is_close for run in job.runs)
     for _ in range(3):
         [single] = subject.take(1, wait=False)
         assert not job.future.done()
