@@ -46,7 +46,7 @@ LANES = (
     Lane("tidy", ("tidy",), 3, "style, types, floors, budgets, documents, stub drift"),
     Lane("install", ("install",), 3, "the wheel alone, with newest and oldest requirements"),
     Lane("unit", ("unit", "regressions"), 4, "one module at a time, no process, no socket"),
-    Lane("model", ("model",), 3, "random operations against plain-dict models, fuzzing"),
+    Lane("model", ("model",), 4, "random operations against plain-dict models, fuzzing"),
     Lane(
         "integration",
         ("integration", "contract", "attacks", "gpu"),
