@@ -15,11 +15,11 @@ import re
 from collections.abc import Callable, Iterable
 
 from anchorstore.cli.output import digest, number, table
+from anchorstore.client.options import LINEAGE_ANY
 from anchorstore.units import format_bytes
 from anchorstore.wire.v1.admin_pb2 import NamespaceStatus
 
 DIGITS_SHOWN = 8
-LINEAGE_ANY = 255
 _WHOLE_DIGEST = re.compile("[0-9a-f]{64}")
 
 

@@ -99,7 +99,7 @@ class Scheduler:
         self.writes = _Lane(limits.write_bytes_per_second)
         self._lanes = (self.reads, self.writes)  # by `is_write`
         self._read_at = -math.inf  # when a read was last begun
-        self._hand: dict[Run, None] = {}  # taken by an engine that goes ahead, and not begun
+        self._hand: set[Run] = set()  # taken by an engine that goes ahead, and not begun
         self._out: dict[Run, float] = {}  # begun, and when
         self._earliest = math.inf  # no waiting job's deadline is before it
         self._is_closed = False
@@ -193,7 +193,7 @@ class Scheduler:
         lane.bucket.spend(run.size)
         lane.runs_out += 1
         if self.ahead:
-            self._hand[run] = None
+            self._hand.add(run)
         else:
             self._out[run] = now
         if lane is self.reads:
@@ -207,18 +207,16 @@ class Scheduler:
             now = self._clock.now()
             found = [run in self._hand for run in runs]
             for run in itertools.compress(runs, found):
-                del self._hand[run]
+                self._hand.remove(run)
                 self._out[run] = now
         return found
 
     def _land(self, run: Run) -> bool:
         """Whether it was out, or in hand."""
-        was_begun = self._out.pop(run, None) is not None
-        if not was_begun and run not in self._hand:
-            return False
-        self._hand.pop(run, None)
-        self._lanes[run.job.is_write].runs_out -= 1
-        return True
+        was_out = self._out.pop(run, None) is not None or run in self._hand
+        self._hand.discard(run)
+        self._lanes[run.job.is_write].runs_out -= was_out
+        return was_out
 
     def ended(self, runs: Sequence[Run]) -> None:
         """Runs whose blocks have their status.  Whoever says so takes again, so nobody is woken."""
