@@ -32,6 +32,8 @@ TOKEN_ID_LIMIT = 2**31  # ids are unsigned and fit an int32; multimodal placehol
 NAMESPACE_FORMAT = "anchorstore/namespace/1"
 TEXT_BYTES_MAX = 1024
 SALT_BYTES_MAX = 256
+LINEAGE_ANY = 255
+"""A bound that every lineage satisfies; those of blocks are 0..254, deeper ones count as 254."""
 
 
 def canonical_cbor(value: Any) -> bytes:

@@ -68,10 +68,6 @@ class Floor:
         self._call(b"e", 16)
         np.copyto(out, self.memory[offset : offset + len(out)])
 
-    def round_trip(self) -> None:
-        """The socket alone."""
-        self._call(b"e", 16)
-
 
 @contextlib.contextmanager
 def floor(memory_bytes: int) -> Iterator[Floor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Sequence
 
 from anchorstore.cli.connection import Connection
-from anchorstore.cli.output import digest
+from anchorstore.cli.namespace_table import names_text
 from anchorstore.errors import InvalidKey, UsageError
 from anchorstore.keys import DIGEST_BYTES
 from anchorstore.transport.frames import Method
@@ -48,15 +49,12 @@ def resolve(
     found = [space for space in spaces if wanted is None or _fits(space, wanted)]
     if len(found) == 1:
         return found[0]
-    listed = "".join(
-        f"\n  {digest(space.root_digest)}  {space.domain}/{space.model}"
-        for space in (found or spaces)
-    )
     subject = "no namespace was named" if wanted is None else f"namespace {wanted!r}"
     if not spaces:
         raise UsageError(f"{subject}: the daemon has none")
     reason = f"{len(found)} fit, name one by its root digest" if found else "none fits; there are"
-    raise UsageError(f"{subject}: {reason}:{listed}")
+    listed = textwrap.indent(names_text(found or spaces).rstrip("\n"), "  ")
+    raise UsageError(f"{subject}: {reason}:\n{listed}")
 
 
 def _fits(space: admin_pb2.NamespaceStatus, wanted: str) -> bool:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from anchorstore.cli.output import digest, number, table
-from anchorstore.client.options import LINEAGE_ANY
+from anchorstore.keys import LINEAGE_ANY
 from anchorstore.units import format_bytes
 from anchorstore.wire.v1.admin_pb2 import NamespaceStatus
 
@@ -50,7 +50,7 @@ def _has_nvme(space: NamespaceStatus) -> bool:
     return bool(space.nvme_bytes or space.nvme_quota_bytes)
 
 
-COLUMNS = (
+NAME = (
     Column("NAMESPACE", lambda space: digest(space.root_digest), side="l"),
     Column("DOMAIN", lambda space: space.domain, side="l"),
     Column("MODEL", lambda space: space.model, side="l"),
@@ -69,6 +69,10 @@ COLUMNS = (
     Column(
         "SALT", lambda space: "yes" if space.salted else "no", lambda space: space.salted, side="l"
     ),
+)
+"""What tells namespaces apart."""
+
+STATE = (
     Column("PAGES", lambda space: number(space.pages)),
     Column("USED", lambda space: format_bytes(space.bytes)),
     Column("QUOTA", lambda space: _quota(space.quota_bytes)),
@@ -90,12 +94,20 @@ COLUMNS = (
 )
 
 
+def names_text(namespaces: Iterable[NamespaceStatus]) -> str:
+    """A line a namespace: what it is, not how it is."""
+    return _text(list(namespaces), NAME)
+
+
 def namespaces_text(namespaces: Iterable[NamespaceStatus]) -> str:
     """A line a namespace, under the columns that one of them needs."""
-    spaces = list(namespaces)
+    return _text(list(namespaces), NAME + STATE)
+
+
+def _text(spaces: Sequence[NamespaceStatus], columns: Sequence[Column]) -> str:
     shown = [
         column
-        for column in COLUMNS
+        for column in columns
         if column.is_needed is None or any(map(column.is_needed, spaces))
     ]
     rows = [[column.cell(space) for column in shown] for space in spaces]

@@ -25,11 +25,12 @@ from anchorstore.client.effects import Steps
 from anchorstore.client.face import Face, joining_session, new_session, opened
 from anchorstore.client.handles import WindowBase
 from anchorstore.client.lookups import Found
-from anchorstore.client.options import LINEAGE_ANY, ClientOptions, NamespaceSpec, Need
+from anchorstore.client.options import ClientOptions, NamespaceSpec, Need
 from anchorstore.client.session import Session, log
 from anchorstore.client.writing import Answer, PutOutcome, ReservationBase
 from anchorstore.clock import Clock, SystemClock
 from anchorstore.errors import AnchorStoreError
+from anchorstore.keys import LINEAGE_ANY
 from anchorstore.layout import Layout
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from anchorstore.client.buffers import Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.handles import WindowBase
 from anchorstore.client.limits import count_pages
-from anchorstore.client.options import LINEAGE_ANY, NeedAll, check_range
+from anchorstore.client.options import NeedAll, check_range
 from anchorstore.client.session import Session, log
 from anchorstore.errors import (
     AnchorStoreError,
@@ -31,7 +31,7 @@ from anchorstore.errors import (
     Refused,
     Unavailable,
 )
-from anchorstore.keys import DIGEST_BYTES
+from anchorstore.keys import DIGEST_BYTES, LINEAGE_ANY
 from anchorstore.transport.hints import HintView
 
 

@@ -20,7 +20,6 @@ from anchorstore.client.attachment import Attachment
 from anchorstore.client.effects import Map, Steps
 from anchorstore.client.limits import count_pages
 from anchorstore.client.options import (
-    LINEAGE_ANY,
     UINT32_MAX,
     Need,
     check_hashes,
@@ -37,6 +36,7 @@ from anchorstore.errors import (
     Unavailable,
     UnknownSession,
 )
+from anchorstore.keys import LINEAGE_ANY
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import store_pb2 as store
 

@@ -11,12 +11,11 @@ import ssl
 from collections.abc import Sequence
 
 from anchorstore.errors import InvalidRequest
-from anchorstore.keys import DIGEST_BYTES, Namespace
+from anchorstore.keys import DIGEST_BYTES, LINEAGE_ANY, Namespace
 from anchorstore.transport.address import parse_address
 from anchorstore.transport.cuda import CudaDevice
 from anchorstore.wire.v1 import store_pb2 as store
 
-LINEAGE_ANY = 255
 LAYOUTS_MAX = 255
 UINT32_MAX = 2**32 - 1
 PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1

@@ -12,7 +12,6 @@ from anchorstore.client.buffers import BlockRows, Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.limits import count_pages
 from anchorstore.client.options import (
-    LINEAGE_ANY,
     PRIORITY_MAX,
     PRIORITY_MIN,
     UINT32_MAX,
@@ -31,7 +30,7 @@ from anchorstore.errors import (
     Unavailable,
     UnknownSession,
 )
-from anchorstore.keys import DIGEST_BYTES
+from anchorstore.keys import DIGEST_BYTES, LINEAGE_ANY
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import store_pb2 as store
 

@@ -93,11 +93,11 @@ class NvmeConfig:
         "Seldom.",
     )
     engine: str = setting(
-        values.choice("auto", "threads", "io_uring"),
+        values.choice("auto", "io_uring", "aio", "threads"),
         "auto",
-        "How reads and writes reach the kernel.  auto and io_uring take io_uring where the kernel "
-        "allows it, else threads, which the log tells.",
-        '"threads" where io_uring is under suspicion.',
+        "How reads and writes reach the kernel.  auto is io_uring; where the kernel does not allow "
+        "one of these the next is taken, which the log tells.",
+        "Where one is under suspicion.",
     )
     depth: int = setting(
         values.count(1, 1024),

@@ -105,11 +105,6 @@ class Authenticator:
         self._tokens = list(tokens)
         self._admin_uids = {0, os.getuid(), *admin_uids}
 
-    @property
-    def has_tokens(self) -> bool:
-        """Whether remote peers must show a token."""
-        return bool(self._tokens)
-
     def of_user(self, uid: int) -> Identity:
         """Identity of a local user."""
         domain = self._uids.get(uid, self._default_domain)

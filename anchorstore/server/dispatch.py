@@ -55,22 +55,6 @@ class Observer(Protocol):
     def connection_refused(self, carrier: str, reason: str) -> None: ...
 
 
-class NullObserver:
-    """Counts nothing."""
-
-    def call_ended(self, method: str, outcome: str, seconds: float) -> None:
-        """Ignored."""
-
-    def connection_opened(self, carrier: str) -> None:
-        """Ignored."""
-
-    def connection_closed(self, carrier: str) -> None:
-        """Ignored."""
-
-    def connection_refused(self, carrier: str, reason: str) -> None:
-        """Ignored."""
-
-
 def error_frame(error: AnchorStoreError, method: Method, call_id: int) -> bytes:
     """A refusal on the wire."""
     return encode(Kind.ERROR, method, call_id, error_message(error).SerializeToString())

@@ -30,7 +30,7 @@ from anchorstore.server.core.store import Store
 from anchorstore.server.core.types import NvmeShape
 from anchorstore.server.core.work import KnownNamespace
 from anchorstore.tiers.base import Tier
-from anchorstore.tiers.nvme.device import Options
+from anchorstore.tiers.nvme.device import BEST_ENGINE, Options
 from anchorstore.tiers.nvme.scheduler import Limits
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, open_direct
 from anchorstore.tiers.nvme.tier import DevicePlace, NvmeTier
@@ -47,7 +47,7 @@ MakePlatform = Callable[[], "CudaPlatform"]
 def device_options(nvme: NvmeConfig) -> Options:
     """How each device is used."""
     return Options(
-        engine="threads" if nvme.engine == "threads" else "io_uring",
+        engine=BEST_ENGINE if nvme.engine == "auto" else nvme.engine,
         limits=Limits(
             depth=nvme.depth,
             queue_blocks=nvme.queue_blocks,

@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorstore.errors import InvalidRequest
-from anchorstore.keys import DIGEST_BYTES, Namespace
+from anchorstore.keys import DIGEST_BYTES, LINEAGE_ANY, Namespace
 from anchorstore.layout import Layout, layout_from_cbor
 from anchorstore.transport import frames
 from anchorstore.wire.v1 import store_pb2 as store
 
-LINEAGE_ANY = 255
 SESSION_ID_BYTES = 16
 LEASES_PER_CALL = 16384  # renewed or released; the client's calls name some thousand at most
 

@@ -32,7 +32,7 @@ from benchmarks.nvme.fio import Fio, ensure_fio
 from benchmarks.nvme.ours import Order, Ours, opened
 
 BLOCK_BYTES = (MIB, 64 * KIB)
-ENGINES = ("threads", "io_uring")
+ENGINES = ("io_uring", "aio", "threads")
 ORDERS: tuple[Order, ...] = ("random", "adjoining")
 
 

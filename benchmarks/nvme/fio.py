@@ -1,8 +1,8 @@
 """fio as the yardstick: what the kernel and the device give to whoever asks in C.
 
 One job on one preallocated file, random blocks, direct: `psync` with a thread a call where we have
-threads, `io_uring` with as many calls out where we have a ring.  Its rates and its CPU time are
-fio's own, without its start.
+threads, `libaio` and `io_uring` with as many calls out where we have these.  Its rates and its CPU
+time are fio's own, without its start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.nvme.figures import Round
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-IO_ENGINES = {"threads": "psync", "io_uring": "io_uring"}
+IO_ENGINES = {"threads": "psync", "aio": "libaio", "io_uring": "io_uring"}
 
 
 def ensure_fio() -> bool:

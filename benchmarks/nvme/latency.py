@@ -1,15 +1,18 @@
 """Lookups of what lies in memory, while the nvme device is saturated.
 
-    python -m benchmarks.nvme.latency [--json] [--path DIRECTORY] [--rounds N]
+    python -m benchmarks.nvme.latency [--json] [--path DIRECTORY] [--rounds N] [--blocks SIZE ...]
 
 One client asks for paths of 512 pages that memory holds.  Beside it, in turns:
 
     idle   nothing
-    io     a client that has the daemon bring cold paths into memory, one after another, from a
+    io     clients that have the daemon bring cold paths into memory, one after another, from a
            device that holds a multiple of it: its reads, checksums and evictions in the same daemon
-    cpu    processes that burn as much CPU as the daemon and that client took, without any I/O
+    cpu    processes that burn as much CPU as the daemon and those clients took, without any I/O
 
-What I/O costs a lookup is io beside cpu, each round for itself.
+What I/O costs a lookup is io beside cpu, each round for itself.  How busy the device is shows
+beside fio, which reads blocks of that size from the same file system in the same run: with blocks
+of 1 MiB, a page of keys and values, cold clients wait for the device; with blocks of 64 KiB, as
+anchors are, for the daemon's interpreter, which the lookups stand behind.
 """
 
 from __future__ import annotations
@@ -32,14 +35,19 @@ import numpy as np
 
 from anchorstore.client import NeedAll
 from anchorstore.testing.daemon import Daemon
-from anchorstore.units import KIB
+from anchorstore.units import KIB, MIB, parse_bytes
 from benchmarks import harness
 from benchmarks.attached import connect, random_hashes
 from benchmarks.lookups import PATH_PAGES, Paths
+from benchmarks.nvme.cli import lay_out
+from benchmarks.nvme.fio import Fio, ensure_fio
 from benchmarks.store import block_layout
 
-COLD_PAGES, COLD_BLOCK_BYTES = 64, 64 * KIB
-COLD_PATHS = 192  # 768 MiB, three times the pool
+BLOCK_BYTES = (MIB, 64 * KIB)
+COLD_BYTES = 384 * MIB  # of each client: together three times the pool
+COLD_PATH_BYTES = {MIB: 16 * MIB, 64 * KIB: 4 * MIB}
+COLD_CLIENTS = 2  # so that the device has work while one of them is answered
+FIO_SECONDS, FIO_DEPTH = 2.0, 8
 SETTLE_SECONDS = 0.5
 STEP_SECONDS = 0.002
 BURN_SECONDS = 0.004  # of burning or sleeping at a time
@@ -54,9 +62,15 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Phase:
-    """Lookups of one phase, in nanoseconds, and the CPU that the load took, in cores."""
+    """Lookups of one phase, in nanoseconds.
+
+    Attributes:
+        seconds: that the load lasted.
+        load_cores: that it took.
+    """
 
     samples: list[int]
+    seconds: float
     load_cores: float
 
     def us(self, fraction: float) -> float:
@@ -70,21 +84,23 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def read_cold(address: str, go: Iterator[object]) -> None:
-    """Puts cold paths, says so, and has them brought into memory for as long as `go` lasts."""
-    client = connect(address, [block_layout(COLD_BLOCK_BYTES)], "cold")
+def read_cold(address: str, block_bytes: int, go: Iterator[object]) -> None:
+    """Puts cold paths, says so, and has them brought into memory for as long as `go` lasts; says
+    how many bytes that were."""
+    client = connect(address, [block_layout(block_bytes)], "cold")
     root = client.root_digest
     assert root is not None
-    blocks = np.random.default_rng(1).integers(0, 256, (COLD_PAGES, COLD_BLOCK_BYTES), np.uint8)
-    paths = [random_hashes(COLD_PAGES) for _ in range(COLD_PATHS)]
+    pages = COLD_PATH_BYTES[block_bytes] // block_bytes
+    blocks = np.random.default_rng(1).integers(0, 256, (pages, block_bytes), np.uint8)
+    paths = [random_hashes(pages) for _ in range(COLD_BYTES // COLD_PATH_BYTES[block_bytes])]
     for path in paths:
-        while client.put(root, 0, path, {0: blocks}).sealed < COLD_PAGES:
+        while client.put(root, 0, path, {0: blocks}).sealed < pages:
             time.sleep(0.05)  # nvme takes them no faster
     print("ready", flush=True)
     served = 0
     for path, _ in zip(itertools.cycle(paths), go, strict=False):
         with client.lookup(path, [NeedAll(0, 0)], margin_pages=0, wait_seconds=5.0) as window:
-            served += window.resume_pages
+            served += window.resume_pages * block_bytes
     print(served, flush=True)
     client.close()
 
@@ -141,24 +157,32 @@ def _ask_once(known: Paths) -> int:
 
 def ask(known: Paths, lookups: int, pids: Sequence[int]) -> Phase:
     """Times lookups; `pids` are those that make the load."""
-    settled = time.perf_counter() + SETTLE_SECONDS
-    while time.perf_counter() < settled:
+    came = time.perf_counter()
+    while time.perf_counter() < came + SETTLE_SECONDS:
         _ask_once(known)  # what nobody asks for would make way for what is brought in
     begun, busy = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
     samples = [_ask_once(known) for _ in range(lookups)]
     spent = sum(cpu_seconds(pid) for pid in pids) - sum(busy)
-    return Phase(samples, spent / (time.perf_counter() - begun))
+    ended = time.perf_counter()
+    return Phase(samples, ended - came, spent / (ended - begun))
 
 
-def one_round(known: Paths, cold: subprocess.Popen[bytes], pid: int, lookups: int) -> list[Phase]:
+def say(children: Sequence[subprocess.Popen[bytes]], word: str) -> None:
+    """A line to each of them."""
+    for process in children:
+        assert process.stdin is not None
+        process.stdin.write(f"{word}\n".encode())
+        process.stdin.flush()
+
+
+def one_round(
+    known: Paths, cold: Sequence[subprocess.Popen[bytes]], pid: int, lookups: int
+) -> list[Phase]:
     """idle, io, cpu."""
-    assert cold.stdin is not None
     idle = ask(known, lookups, [pid])
-    cold.stdin.write(b"on\n")
-    cold.stdin.flush()
-    loaded = ask(known, lookups, [pid, cold.pid])
-    cold.stdin.write(b"off\n")
-    cold.stdin.flush()
+    say(cold, "on")
+    loaded = ask(known, lookups, [pid, *(process.pid for process in cold)])
+    say(cold, "off")
     time.sleep(SETTLE_SECONDS)
     cores = max(0.01, loaded.load_cores - idle.load_cores)
     with contextlib.ExitStack() as stack:
@@ -168,35 +192,41 @@ def one_round(known: Paths, cold: subprocess.Popen[bytes], pid: int, lookups: in
     return [idle, loaded, burned]
 
 
-def measure(path: pathlib.Path | None, rounds: int, lookups: int) -> dict[str, object]:
-    """The document."""
-    with tempfile.TemporaryDirectory(dir=path, prefix="anchorstore-bench-") as name:
-        folder = pathlib.Path(name)
-        (folder / "nvme").mkdir()
-        settings = SETTINGS | {"tiers.nvme.devices": f"{folder / 'nvme'}:2GiB"}
-        with (
-            Daemon(folder / "daemon", settings=settings, ready_seconds=120) as daemon,
-            child("--cold", daemon.address) as cold,
-        ):
-            assert cold.stdout is not None and cold.stdout.readline() == b"ready\n"
-            known = Paths(daemon.address, count=4)
-            taken = [one_round(known, cold, daemon.pid, lookups) for _ in range(rounds)]
-            known.client.close()
-            cold_pages, _ = cold.communicate(timeout=60)
-    document: dict[str, object] = {"machine": harness.machine(), "lookups": lookups}
-    document["cold_bytes_served"] = int(cold_pages) * COLD_BLOCK_BYTES
+def measure(folder: pathlib.Path, block_bytes: int, rounds: int, lookups: int) -> dict[str, object]:
+    """The figures of one size of cold blocks."""
+    (folder / "nvme").mkdir(parents=True)
+    settings = SETTINGS | {"tiers.nvme.devices": f"{folder / 'nvme'}:2GiB"}
+    with contextlib.ExitStack() as stack:
+        daemon = stack.enter_context(
+            Daemon(folder / "daemon", settings=settings, ready_seconds=120)
+        )
+        load = ("--cold", daemon.address, "--blocks", str(block_bytes))
+        cold = [stack.enter_context(child(*load)) for _ in range(COLD_CLIENTS)]
+        for process in cold:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        known = Paths(daemon.address, count=4)
+        taken = [one_round(known, cold, daemon.pid, lookups) for _ in range(rounds)]
+        known.client.close()
+        cold_bytes = sum(int(process.communicate(timeout=60)[0]) for process in cold)
+    found: dict[str, object] = {"cold_block_bytes": block_bytes, "lookups": lookups}
+    rate = cold_bytes / sum(io.seconds for _, io, _ in taken)
+    found["cold_mb_per_s"] = round(rate / 1e6)
+    if ensure_fio():
+        lay_out(folder / "fio", COLD_BYTES)
+        fio = Fio(folder / "fio", COLD_BYTES, block_bytes, "io_uring", FIO_DEPTH)
+        found["of_fio"] = round(rate / 1e9 / fio.run(False, FIO_SECONDS).gb_per_s, 2)
     for at, word in enumerate(("idle", "io", "cpu")):
         phases = [phases[at] for phases in taken]
-        document[word] = {
+        found[word] = {
             "p50_us": statistics.median(phase.us(0.5) for phase in phases),
             "p90_us": statistics.median(phase.us(0.9) for phase in phases),
             "load_cores": round(statistics.median(phase.load_cores for phase in phases), 2),
         }
     for word, fraction in (("p50", 0.5), ("p90", 0.9)):
         ratios = [io.us(fraction) / cpu.us(fraction) for _, io, cpu in taken]
-        document[f"{word}_io_to_cpu"] = round(statistics.median(ratios), 2)
-        document[f"{word}_io_to_cpu_spread"] = (round(min(ratios), 2), round(max(ratios), 2))
-    return document
+        found[f"{word}_io_to_cpu"] = round(statistics.median(ratios), 2)
+        found[f"{word}_io_to_cpu_spread"] = (round(min(ratios), 2), round(max(ratios), 2))
+    return found
 
 
 def main() -> int:
@@ -207,16 +237,29 @@ def main() -> int:
     parser.add_argument("--path", type=pathlib.Path, help="directory to measure (default: /tmp)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each phase")
     parser.add_argument("--lookups", type=int, default=200, help="in each turn")
+    parser.add_argument(
+        "--blocks",
+        nargs="+",
+        type=parse_bytes,
+        choices=BLOCK_BYTES,
+        default=BLOCK_BYTES,
+        metavar="SIZE",
+        help="of the cold paths: 1MiB, 64KiB",
+    )
     parser.add_argument("--cold", metavar="ADDRESS", help=argparse.SUPPRESS)
     parser.add_argument("--burn", type=float, metavar="CORES", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cold is not None:
-        read_cold(arguments.cold, until_line())
+        read_cold(arguments.cold, arguments.blocks[0], until_line())
     elif arguments.burn is not None:
         burn(arguments.burn)
     else:
-        document = measure(arguments.path, arguments.rounds, arguments.lookups)
-        print(json.dumps(document, indent=1))
+        with tempfile.TemporaryDirectory(dir=arguments.path, prefix="anchorstore-bench-") as name:
+            results = [
+                measure(pathlib.Path(name, str(size)), size, arguments.rounds, arguments.lookups)
+                for size in arguments.blocks
+            ]
+        print(json.dumps({"machine": harness.machine(), "results": results}, indent=1))
     return 0
 
 

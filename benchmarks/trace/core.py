@@ -17,14 +17,13 @@ import dataclasses
 
 import numpy as np
 
-from anchorstore.keys import DIGEST_BYTES, Namespace
+from anchorstore.keys import DIGEST_BYTES, LINEAGE_ANY, Namespace
 from anchorstore.layout import Component
 from anchorstore.server.core.policies import FlopAware
 from anchorstore.server.core.store import Store
 from anchorstore.server.core.store_config import cold_slot_bytes_of
 from anchorstore.server.core.tuning import tune
 from anchorstore.server.core.types import (
-    ANY_LINEAGE,
     LookupResult,
     Miss,
     Need,
@@ -209,7 +208,7 @@ class StoreCache:
 
     def _ask(self, asked: bytes, now: float) -> LookupResult:
         return self.store.lookup(
-            SESSION, asked, NEEDS, max_lineage=ANY_LINEAGE, margin_pages=self.margin_pages, now=now
+            SESSION, asked, NEEDS, max_lineage=LINEAGE_ANY, margin_pages=self.margin_pages, now=now
         )
 
     def _served(

@@ -24,6 +24,7 @@ from anchorstore.cli.main import main
 from anchorstore.client import Client, ClientOptions, NamespaceSpec, NeedAll
 from anchorstore.errors import DataError, LeaseError, Unavailable
 from anchorstore.testing.daemon import Daemon
+from anchorstore.tiers.nvme.device import ENGINES
 from anchorstore.tiers.nvme.format import slot_bytes_of
 from anchorstore.tiers.nvme.offline import check_device
 from tests.integration.client_world import LAYOUTS, Pages, pages
@@ -46,7 +47,7 @@ class World:
             "tiers.dram.segment": "512KiB",
             "tiers.nvme.devices": f"{self.device}:40MiB",
             "tiers.nvme.segment": "1MiB",
-            "tiers.nvme.engine": self.dice.choice(["threads", "io_uring"]),
+            "tiers.nvme.engine": self.dice.choice(list(ENGINES)),
         }
         self.daemon = Daemon(folder / "daemon", settings=settings, ready_seconds=180)
         self.daemon.start()

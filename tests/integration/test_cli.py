@@ -352,7 +352,7 @@ def test_namespace_that_is_not_one_is_refused_with_the_choice(
         code, _, err = say("namespace", "disable", *wanted.split())
     assert code == 2
     assert reason in err
-    assert "000102030405  team-a/qwen" in err
+    assert "000102030405  team-a  qwen" in err
     assert [method for method, _ in daemon.requests] == [Method.LIST]
 
 

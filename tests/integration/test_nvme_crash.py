@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 
-from anchorstore.tiers.nvme.device import NvmeDevice
+from anchorstore.tiers.nvme.device import ENGINES, NvmeDevice
 from anchorstore.tiers.nvme.format import ENTRY, UNIT_BYTES, Entries
 from anchorstore.tiers.nvme.plans import ReadPlan, Status
 from anchorstore.tiers.nvme.seam import FILE_NAME, aligned
@@ -129,7 +129,7 @@ def rounds(path: pathlib.Path, count: int, seed: int, engine: str) -> dict[str, 
     return seen
 
 
-@pytest.mark.parametrize("engine", ["threads", "io_uring"])
+@pytest.mark.parametrize("engine", list(ENGINES))
 def test_device_of_a_killed_writer_holds_what_was_promised(
     tmp_path: pathlib.Path, engine: str
 ) -> None:
@@ -142,5 +142,5 @@ def test_device_of_a_killed_writer_holds_what_was_promised(
 def test_device_of_many_killed_writers_holds_what_was_promised(
     tmp_path: pathlib.Path, seed: int
 ) -> None:
-    seen = rounds(tmp_path / "device", 20, seed, ("threads", "io_uring")[seed % 2])
+    seen = rounds(tmp_path / "device", 20, seed, list(ENGINES)[seed % len(ENGINES)])
     assert seen["promised"] > 0 and seen["torn_slots"] > 0, seen

@@ -22,12 +22,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anchorstore.keys import DIGEST_BYTES
+from anchorstore.keys import DIGEST_BYTES, LINEAGE_ANY
 from anchorstore.server.core.boundary import largest_boundary, pages_read
 from anchorstore.server.core.sessions import Session
 from anchorstore.server.core.state import State
 from anchorstore.server.core.types import (
-    ANY_LINEAGE,
     U32,
     U64,
     BlockColumns,
@@ -157,7 +156,7 @@ def make_plan(
     blocks = _blocks_of_needs(state, session, pages, needs)
     stored = [rows != 0 for rows in blocks]
     accepted = stored
-    if max_lineage < ANY_LINEAGE:
+    if max_lineage < LINEAGE_ANY:
         lineage = state.blocks.lineage
         accepted = [
             there & (lineage.take(rows) <= max_lineage)

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anchorstore.keys import LINEAGE_ANY
 from anchorstore.layout import Layout
 from anchorstore.server.core.blocks import CHAIN_LIMIT
 from anchorstore.server.core.pool import SlotClass
 from anchorstore.server.core.sessions import KINDS_MAX, Kind, NamespaceRecord
 from anchorstore.server.core.state import State
-from anchorstore.server.core.store_config import ANY_LINEAGE, UNIT_BYTES
+from anchorstore.server.core.store_config import UNIT_BYTES
 from anchorstore.server.core.tier import NvmeTier
 from anchorstore.server.core.types import U32, U64, Bools
 from anchorstore.server.core.work import KnownNamespace, Restored
@@ -100,7 +101,7 @@ def _turn_off(state: State, namespaces: Sequence[KnownNamespace]) -> None:
     for namespace, max_lineage, enabled in namespaces:
         root = namespace.root_digest()
         if not enabled and root not in state.registry.namespaces:
-            bound = min(max_lineage, ANY_LINEAGE)
+            bound = min(max_lineage, LINEAGE_ANY)
             state.registry.new_namespace(namespace, root, bound).enabled = False
 
 
@@ -114,7 +115,7 @@ def _records(
     known_as = np.arange(len(namespaces), dtype=np.uint32)
     for position in np.unique(sieve.entries["namespace"]).tolist():
         namespace, max_lineage, _ = namespaces[position]
-        root, bound = namespace.root_digest(), min(max_lineage, ANY_LINEAGE)
+        root, bound = namespace.root_digest(), min(max_lineage, LINEAGE_ANY)
         known_as[position] = first.setdefault(root, position)
         if first[root] == position and root in state.registry.namespaces:
             records[position] = state.registry.namespaces[root]
@@ -314,7 +315,7 @@ def _blocks(
     blocks = table.take_rows(len(entries))
     table.kind[blocks] = kind_ids
     table.checksum[blocks] = entries["checksum"]
-    table.lineage[blocks] = np.minimum(entries["lineage"], ANY_LINEAGE - 1)
+    table.lineage[blocks] = np.minimum(entries["lineage"], LINEAGE_ANY - 1)
     table.cold[blocks] = entries["unit"]
     for kind_id in np.unique(kind_ids).tolist():
         mine = kind_ids == kind_id

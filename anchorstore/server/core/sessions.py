@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anchorstore.errors import CapacityFull, InvalidRequest, SpecMismatch, UnknownSession
-from anchorstore.keys import Namespace
+from anchorstore.keys import LINEAGE_ANY, Namespace
 from anchorstore.layout import Component, Layout
 from anchorstore.server.core.engines import Engine
 from anchorstore.server.core.leases import Deadlines
 from anchorstore.server.core.pool import SlotClass
 from anchorstore.server.core.store_config import cold_slot_bytes_of
-from anchorstore.server.core.types import ANY_LINEAGE, U8, U64, StoreConfig
+from anchorstore.server.core.types import U8, U64, StoreConfig
 from anchorstore.server.core.work import KnownNamespace
 from anchorstore.transport.segment import layout_key, slot_bytes_of
 
@@ -102,7 +102,7 @@ class NamespaceRecord:
 
     def stores(self, lineage: int) -> bool:
         """Whether blocks of this lineage are taken."""
-        return self.max_lineage == ANY_LINEAGE or lineage <= self.max_lineage
+        return self.max_lineage == LINEAGE_ANY or lineage <= self.max_lineage
 
 
 @dataclasses.dataclass(eq=False)
@@ -227,8 +227,8 @@ class Registry:
     def _namespace(self, namespace: Namespace, max_lineage: int | None) -> NamespaceRecord:
         root = namespace.root_digest()
         record = self.namespaces.get(root)
-        if max_lineage is not None and not 0 <= max_lineage <= ANY_LINEAGE:
-            raise InvalidRequest(f"max_lineage is {max_lineage}, must be 0 to {ANY_LINEAGE}")
+        if max_lineage is not None and not 0 <= max_lineage <= LINEAGE_ANY:
+            raise InvalidRequest(f"max_lineage is {max_lineage}, must be 0 to {LINEAGE_ANY}")
         if record is not None:
             if max_lineage is not None and max_lineage != record.max_lineage:
                 if record.sessions:

@@ -13,15 +13,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from anchorstore.keys import LINEAGE_ANY
 from anchorstore.layout import Component
 from anchorstore.transport.segment import align
 
 if TYPE_CHECKING:
     from anchorstore.server.core.admission import Admission
     from anchorstore.server.core.policies import Policy
-
-ANY_LINEAGE = 255
-"""A bound that every lineage satisfies; block lineages are 0..254, deeper ones count as 254."""
 
 UNIT_BYTES = 4096
 """The nvme tier is addressed in these steps."""
@@ -174,7 +172,7 @@ class StoreConfig:
         assert self.max_layouts <= 255, f"max_layouts is {self.max_layouts}, limit 255"
         _check_marks(self.low_watermark, self.high_watermark)
         _check_shares(self.component_share)
-        assert 0 <= self.default_max_lineage <= ANY_LINEAGE, self.default_max_lineage
+        assert 0 <= self.default_max_lineage <= LINEAGE_ANY, self.default_max_lineage
         assert 0 <= self.pin_share <= 1, f"pin_share is {self.pin_share}, must be in [0, 1]"
         assert self.default_quota_bytes >= 0 and all(q >= 0 for q in self.quotas.values())
 

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorstore.layout import Component
-from anchorstore.server.core.store_config import ANY_LINEAGE as ANY_LINEAGE
 from anchorstore.server.core.store_config import NvmeShape as NvmeShape
 from anchorstore.server.core.store_config import StoreConfig as StoreConfig
 from anchorstore.transport.segment import Places

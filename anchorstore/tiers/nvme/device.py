@@ -14,6 +14,7 @@ Nothing is believed either: a block is handed on only where the slot's bytes hav
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import threading
@@ -41,13 +42,19 @@ from anchorstore.tiers.nvme.jobs import Job, MemoryOf, ReadJob, WriteJob
 from anchorstore.tiers.nvme.journal import Journal
 from anchorstore.tiers.nvme.notes import NamespaceNote
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan, promise
+from anchorstore.tiers.nvme.queue_engine import aio_engine, ring_engine
 from anchorstore.tiers.nvme.replay import Recovered
-from anchorstore.tiers.nvme.ring_engine import RingEngine
 from anchorstore.tiers.nvme.scheduler import Limits, Scheduler
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, aligned, open_direct, read_all
 from anchorstore.units import format_bytes
 
-ENGINES: Mapping[str, EngineFactory] = {"threads": ThreadEngine, "io_uring": RingEngine}
+ENGINES: Mapping[str, EngineFactory] = {
+    "io_uring": ring_engine,
+    "aio": aio_engine,
+    "threads": ThreadEngine,
+}
+"""Where the kernel does not allow one, the next is taken."""
+BEST_ENGINE = next(iter(ENGINES))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Options:
     """How a device is used.
 
     Attributes:
-        engine: "threads", or "io_uring" where the kernel allows it, else threads.
+        engine: one of ENGINES, to begin with.
         limits: of its queue.
         journal_bytes: of each of the two journal regions, for a new device; 0 = by capacity.
         flush_seconds: from a note to the journal, at most.
@@ -160,11 +167,13 @@ class NvmeDevice:
 
     def _started(self, options: Options, log: Log, engines: Mapping[str, EngineFactory]) -> Engine:
         used = (self._file, self._scheduler, self.health, options.limits.depth)
-        try:
-            return engines[options.engine](*used)
-        except OSError as error:
-            log(f"nvme: {self.name}: no {options.engine} here ({error.strerror}): threads instead")
-        return engines["threads"](*used)
+        names = list(engines)
+        for name, other in itertools.pairwise(names[names.index(options.engine) :]):
+            try:
+                return engines[name](*used)
+            except OSError as error:
+                log(f"nvme: {self.name}: no {name} here ({error.strerror}): {other} instead")
+        return engines[names[-1]](*used)
 
     @property
     def engine(self) -> str:

@@ -22,7 +22,6 @@ thread; what is left for a block is a few plain steps.
 from __future__ import annotations
 
 import collections
-import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -41,7 +40,7 @@ from anchorstore.tiers.nvme.format import (
     xxh3,
 )
 from anchorstore.tiers.nvme.plans import Done, ReadPlan, Status, WritePlan, promise
-from anchorstore.tiers.nvme.seam import aligned
+from anchorstore.tiers.nvme.seam import address_of, aligned
 
 MemoryOf = Callable[[int], npt.NDArray[np.uint8]]
 """All bytes of the memory that a plan's `segment_index` names."""
@@ -55,11 +54,6 @@ RUN_BLOCKS_MAX = 64
 TAIL_BYTES_MAX = 2 * UNIT_BYTES
 _ZEROS = memoryview(bytes(TAIL_BYTES_MAX))
 _OK = Status.OK
-
-
-def address_of(buffer: memoryview) -> int:
-    """Where writable memory lies."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ every offset, length and buffer address is a multiple of 4096; callers keep to t
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -227,6 +228,11 @@ def _probe(file: DirectFile) -> None:
 def aligned(size: int) -> memoryview:
     """`size` bytes of fresh memory that O_DIRECT takes; zeros."""
     return memoryview(mmap.mmap(-1, size))
+
+
+def address_of(buffer: memoryview) -> int:
+    """Where writable memory lies."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def read_all(file: FileSeam, into: memoryview, offset: int) -> int:

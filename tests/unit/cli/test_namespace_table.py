@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from anchorstore.cli.names import resolve
 from anchorstore.cli.namespace_table import namespaces_text
+from anchorstore.errors import UsageError
 from anchorstore.wire.v1.admin_pb2 import NamespaceStatus
 
 
@@ -42,3 +44,17 @@ def test_names_that_tenants_chose_reach_no_terminal_raw() -> None:
     assert r"x\x1b[2J\nNAMESPACE fake" in first and "a" * 40 + "..." not in head
     assert len(first) < 400 and "aaa..." in first
     assert second.split()[0] in ("team-\u00e4", r"team-\xe4")
+
+
+def test_name_that_fits_several_is_refused_with_what_tells_them_apart() -> None:
+    model = "x\x1b[2J"
+    spaces = [
+        NamespaceStatus(root_digest=bytes([at]) * 32, model=model, page_tokens=64, salted=bool(at))
+        for at in range(2)
+    ]
+    with pytest.raises(UsageError) as refusal:
+        resolve(spaces, model)
+    _, head, first, second = str(refusal.value).splitlines()
+    assert "PAGE TOKENS" in head and "SALT" in head and "STATE" not in head
+    assert (first.split()[-1], second.split()[-1]) == ("no", "yes")
+    assert r"x\x1b[2J" in first

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anchorstore.keys import LINEAGE_ANY
 from anchorstore.server.core.policies import POLICIES
-from anchorstore.server.core.types import ANY_LINEAGE
 from anchorstore.units import MIB
 from benchmarks.trace.caches import Loss
 from benchmarks.trace.core import (
@@ -163,7 +163,7 @@ def test_store_whose_dram_is_pinned_says_that_the_rest_is_cold(sizes: Sizes) -> 
         cache.serve(request, 0)
     other = page_hashes(trace.distinct)[trace.path(1)].tobytes()
     lease = cache.store.lookup(
-        SESSION, other, NEEDS, max_lineage=ANY_LINEAGE, margin_pages=0, now=150.0
+        SESSION, other, NEEDS, max_lineage=LINEAGE_ANY, margin_pages=0, now=150.0
     )
     assert lease.boundary_pages == 12
     served = cache.serve(2, 11)

@@ -1,5 +1,5 @@
 """Goal: every engine moves the same blocks, within the limits, and ends when told.
-Method: one suite that both engines run, on real files; then the scheduler alone, by hand.
+Method: one suite that all engines run, on real files; then the scheduler alone, by hand.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from anchorstore.clock import ManualClock
+from anchorstore.tiers.nvme.aio import KernelAio
 from anchorstore.tiers.nvme.device import ENGINES, Options
 from anchorstore.tiers.nvme.engines import Engine, Landed, advanced, conclude, guarded
 from anchorstore.tiers.nvme.format import UNIT_BYTES, xxh3
@@ -24,34 +25,17 @@ from anchorstore.tiers.nvme.jobs import (
     Job,
     ReadJob,
     Scratch,
-    address_of,
 )
+from anchorstore.tiers.nvme.kernel_queue import Call
 from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
-from anchorstore.tiers.nvme.ring import READ, READV, Ring, operation
-from anchorstore.tiers.nvme.ring_engine import Lane
+from anchorstore.tiers.nvme.queue_engine import Lane
 from anchorstore.tiers.nvme.scheduler import QUIET_SECONDS, Bucket, Limits, Scheduler
-from anchorstore.tiers.nvme.seam import FILE_NAME
+from anchorstore.tiers.nvme.seam import FILE_NAME, DirectFile, Log, address_of, open_direct
 from tests.unit.tiers.nvme.bench import Blocks, Memory, open_device, statuses, write
+from tests.unit.tiers.nvme.queues import ALLOWED
 
 
-def _ring_is_allowed() -> bool:
-    try:
-        Ring(2).close()
-    except OSError:
-        return False
-    return True
-
-
-BOTH = [
-    "threads",
-    pytest.param(
-        "io_uring",
-        marks=pytest.mark.skipif(not _ring_is_allowed(), reason="the kernel refuses io_uring"),
-    ),
-]
-
-
-@pytest.fixture(params=BOTH)
+@pytest.fixture(params=["threads", *ALLOWED])
 def options(request: pytest.FixtureRequest) -> Options:
     limits = Limits(depth=4, deadline_seconds=30.0)
     return Options(engine=request.param, limits=limits, flush_seconds=0.001)
@@ -121,14 +105,29 @@ def test_engine_under_a_bandwidth_limit_still_moves_all(
     assert device.close()
 
 
-def test_ring_that_the_kernel_refuses_means_threads_and_a_line(tmp_path: pathlib.Path) -> None:
-    def refused(*_: object) -> Engine:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+def refused(*_: object) -> Engine:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_engine_that_the_kernel_refuses_means_the_next_and_a_line(tmp_path: pathlib.Path) -> None:
+    log: list[str] = []
+    engines = dict(ENGINES) | {"io_uring": refused, "aio": refused}
+    device = open_device(tmp_path, options=Options(engine="io_uring"), log=log, engines=engines)
+    assert device.engine == "threads"
+    assert "no io_uring here" in log[0] and "aio instead" in log[0]
+    assert "no aio here" in log[1] and "threads instead" in log[1]
+    device.close()
+
+
+def test_aio_is_not_used_on_a_file_without_o_direct(tmp_path: pathlib.Path) -> None:
+    def buffered(path: pathlib.Path, log: Log) -> DirectFile:
+        file = open_direct(path, log)
+        file.is_direct = False
+        return file
 
     log: list[str] = []
-    engines = dict(ENGINES) | {"io_uring": refused}
-    device = open_device(tmp_path, options=Options(engine="io_uring"), log=log, engines=engines)
-    assert device.engine == "threads" and "no io_uring here" in log[0]
+    device = open_device(tmp_path, options=Options(engine="aio"), log=log, open_file=buffered)
+    assert device.engine == "threads" and "no aio here" in log[0] and "O_DIRECT" in log[0]
     device.close()
 
 
@@ -159,14 +158,14 @@ def test_advanced_drops_what_was_moved() -> None:
     ("block_bytes", "slot_pages", "is_close", "last_pages"),
     [(8192, 3, False, 2), (8192, 3, True, 3), (12192, 4, False, 3), (12192, 4, True, 4)],
 )
-def test_ring_lane_after_a_short_call_goes_on_where_the_threads_would(
+def test_lane_after_a_short_call_goes_on_where_the_threads_would(
     block_bytes: int, slot_pages: int, is_close: bool, last_pages: int
 ) -> None:
     units = [at * slot_pages for at in range(4)]
     job = job_of(units, block_bytes=block_bytes, is_close=is_close)
     [run] = job.runs
     assert run.size == (units[-1] + last_pages) * UNIT_BYTES
-    lane = Lane(7, 0)
+    lane = Lane(Noted(), 7, 0)
     lane.begin(run)
     buffers = job.buffers(run, lane.scratch)
     for moved in (1, 4096, 8192, 8193, 16384, 28671, run.size - 1):
@@ -177,13 +176,20 @@ def test_ring_lane_after_a_short_call_goes_on_where_the_threads_would(
         wanted = [(address_of(part), len(part)) for part in advanced(buffers, moved)]
         assert list(zip(left[::2], left[1::2], strict=True)) == wanted
         assert (lane.offset, lane.left) == (run.offset + moved, run.size - moved)
-        assert lane.operation == operation(*operation_of(lane, wanted), lane.offset, 0)
+        assert lane.operation == Noted().operation(*operation_of(lane, wanted), lane.offset, 0)
 
 
-def operation_of(lane: Lane, wanted: list[tuple[int, int]]) -> tuple[int, int, int, int]:
+class Noted(KernelAio):
+    """A queue without a kernel: only its operations are looked at."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def operation_of(lane: Lane, wanted: list[tuple[int, int]]) -> tuple[Call, int, int, int]:
     if len(wanted) == 1:
-        return READ, 7, *wanted[0]
-    return READV, 7, address_of(memoryview(lane.vectors)) + 16 * lane.first, len(wanted)
+        return Call.READ, 7, *wanted[0]
+    return Call.READV, 7, address_of(memoryview(lane.vectors)) + 16 * lane.first, len(wanted)
 
 
 # -- the scheduler alone

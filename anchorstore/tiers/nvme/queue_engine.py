@@ -1,14 +1,14 @@
-"""The io_uring engine: one thread keeps `depth` runs out at the kernel, many a system call.
+"""Asynchronous engines: one thread keeps `depth` runs out at the kernel, many a system call.
 
 ::
 
-    scheduler --take--> hand: lanes (scratch, vectors) --push--> ring --enter--> kernel
+    scheduler --take--> hand: lanes (scratch, vectors) --push--> queue --enter--> kernel
                                                                                    |
                         free lanes <-- conclude: xxh3 <------- landed <--completions
 
 What has landed is judged only after others have taken its place, so that the kernel always has
 work: they wait in the hand, all made up, while the thread is busy with something else.  While runs
-are out, a submit of new work wakes the thread by an eventfd that the ring reads.
+are out, a submit of new work wakes the thread by an eventfd that the queue listens to.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import collections
 import ctypes
 import errno
 import itertools
-import os
 import threading
 from collections.abc import Iterator
 
+from anchorstore.tiers.nvme.aio import KernelAio
 from anchorstore.tiers.nvme.engines import Landed, conclude, guarded
 from anchorstore.tiers.nvme.health import Health
-from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, Run, Scratch, address_of
-from anchorstore.tiers.nvme.ring import READ, READV, WRITEV, Ring, operation
+from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, Run, Scratch
+from anchorstore.tiers.nvme.kernel_queue import Call, KernelQueue
 from anchorstore.tiers.nvme.scheduler import Scheduler
-from anchorstore.tiers.nvme.seam import FileSeam
+from anchorstore.tiers.nvme.seam import FileSeam, address_of
+from anchorstore.tiers.nvme.uring import Ring
 
 _VECTORS_MAX = 2 * RUN_BLOCKS_MAX  # whole pages and tail
 _VECTOR_BYTES = 16
@@ -38,13 +39,13 @@ _HOLDING = ctypes.PyDLL(None)  # libc, called without letting go of the interpre
 class Lane:
     """Room for one run on its way through the kernel."""
 
-    def __init__(self, descriptor: int, tag: int) -> None:
-        self._descriptor, self._tag = descriptor, tag
+    def __init__(self, queue: KernelQueue, descriptor: int, tag: int) -> None:
+        self._queue, self._descriptor, self._tag = queue, descriptor, tag
         self.scratch = Scratch()
         memory = memoryview(bytearray(_VECTORS_MAX * _VECTOR_BYTES))
         self.vectors, self._address = memory.cast("Q"), address_of(memory)
         self.run: Run | None = None
-        self.operation = b""  # for the ring
+        self.operation = b""  # for the queue
         self.first, self.stop = 0, 0  # the vectors that are still to be moved
         self.left = 0  # their bytes
         self.code = 0  # the kernel's answer, an error number
@@ -61,12 +62,14 @@ class Lane:
 
     def _make_up(self, run: Run) -> None:
         first, count = self.first, self.stop - self.first
-        code, where, length = READV, self._address + first * _VECTOR_BYTES, count
+        call, where, length = Call.READV, self._address + first * _VECTOR_BYTES, count
         if run.job.is_write:
-            code = WRITEV
+            call = Call.WRITEV
         elif count == 1:
-            code, where, length = READ, self.vectors[2 * first], self.vectors[2 * first + 1]
-        self.operation = operation(code, self._descriptor, where, length, self.offset, self._tag)
+            call, where, length = Call.READ, self.vectors[2 * first], self.vectors[2 * first + 1]
+        self.operation = self._queue.operation(
+            call, self._descriptor, where, length, self.offset, self._tag
+        )
 
     def advance(self, run: Run, count: int) -> None:
         """So many bytes were moved, which are not all."""
@@ -81,38 +84,38 @@ class Lane:
         self._make_up(run)
 
 
-class RingEngine:
-    """See Engine.  OSError where the kernel refuses a ring."""
+class QueueEngine:
+    """See Engine.  The queue takes 2 `depth` + 1 operations and is the engine's from now on."""
 
-    name = "io_uring"
-
-    def __init__(self, file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> None:
-        self._descriptor = file.descriptor
+    def __init__(
+        self,
+        name: str,
+        queue: KernelQueue,
+        descriptor: int,
+        scheduler: Scheduler,
+        health: Health,
+        depth: int,
+    ) -> None:
+        self.name, self._queue, self._descriptor = name, queue, descriptor
         self._scheduler, self._health, self._depth = scheduler, health, depth
-        self._ring = Ring(2 * depth + 1)
         scheduler.ahead = depth
         self._lanes: list[Lane] = []
         self._free: list[Lane] = []
         self._hands: tuple[collections.deque[Lane], ...] = collections.deque(), collections.deque()
         self._at_kernel = [0, 0]  # runs, by `is_write`, as the hands are
-        self._wake_word = ctypes.c_uint64()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._listening = operation(
-            READ, self._wake, ctypes.addressof(self._wake_word), 8, 0, _WAKE_TAG
-        )
         scheduler.on_work = self._awake
         self._thread = threading.Thread(
-            target=guarded, args=(self._work, scheduler, health), name="nvme-ring", daemon=True
+            target=guarded, args=(self._work, scheduler, health), name="nvme-queue", daemon=True
         )
         self._thread.start()
 
     def _awake(self) -> None:
         """By whoever submits, the event loop perhaps: it keeps the interpreter to itself, and does
         not stand behind this engine's thread to have it back."""
-        _HOLDING.eventfd_write(self._wake, ctypes.c_uint64(1))
+        _HOLDING.eventfd_write(self._queue.wake, ctypes.c_uint64(1))
 
     def _work(self) -> None:
-        self._ring.push(self._listening)
+        self._queue.listen(_WAKE_TAG)
         while True:
             is_idle = not any(self._at_kernel)
             runs = self._scheduler.take(RUNS_AT_FIRST if is_idle else self._depth, wait=is_idle)
@@ -121,7 +124,7 @@ class RingEngine:
             self._prepare(runs)
             self._hand_over()
             if any(self._at_kernel):
-                self._ring.enter(0 if runs else 1)  # until the hand is full
+                self._queue.enter(0 if runs else 1)  # until the hand is full
                 self._reap()
 
     def _prepare(self, runs: list[Run]) -> None:
@@ -138,7 +141,7 @@ class RingEngine:
             self._hands[run.job.is_write].append(lane)
 
     def _new_lane(self) -> Lane:
-        lane = Lane(self._descriptor, len(self._lanes))
+        lane = Lane(self._queue, self._descriptor, len(self._lanes))
         self._lanes.append(lane)
         return lane
 
@@ -151,7 +154,7 @@ class RingEngine:
                 begun = self._scheduler.begin([lane.run for lane in lanes if lane.run])
                 for lane, is_begun in zip(lanes, begun, strict=True):
                     if is_begun:
-                        self._ring.push(lane.operation)
+                        self._queue.push(lane.operation)
                         self._at_kernel[is_write] += 1
                         room -= 1
                     else:
@@ -170,7 +173,7 @@ class RingEngine:
             if part := list(itertools.islice(landing, most)):
                 landed += part
                 self._hand_over()
-                self._ring.enter(0)
+                self._queue.enter(0)
         if not landed:
             return
         answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
@@ -181,16 +184,16 @@ class RingEngine:
 
     def _landed(self) -> Iterator[Lane]:
         """Those whose runs have come to an end at the kernel."""
-        for tag, result in self._ring.completions():
+        for tag, result in self._queue.completions():
             if tag == _WAKE_TAG:
-                self._ring.push(self._listening)
+                self._queue.listen(_WAKE_TAG)
                 continue
             lane = self._lanes[tag]
             run = lane.run
             assert run is not None
             if 0 < result < lane.left:
                 lane.advance(run, result)
-                self._ring.push(lane.operation)
+                self._queue.push(lane.operation)
                 continue
             lane.code = 0
             if result != lane.left:  # an error, or the end of the file
@@ -204,6 +207,20 @@ class RingEngine:
         if self._thread.is_alive():
             return False
         self._scheduler.on_work = None
-        os.close(self._wake)  # the ring's read of it ends with the ring
-        self._ring.close()
+        self._queue.close()
         return True
+
+
+def ring_engine(file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> QueueEngine:
+    """io_uring; OSError where the kernel does not allow it."""
+    descriptor = file.descriptor
+    return QueueEngine("io_uring", Ring(2 * depth + 1), descriptor, scheduler, health, depth)
+
+
+def aio_engine(file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> QueueEngine:
+    """Linux's older interface; OSError where the kernel does not allow it, or would wait for each
+    call of the one thread."""
+    descriptor = file.descriptor
+    if not file.is_direct:
+        raise OSError(errno.EOPNOTSUPP, "the file system has no O_DIRECT")
+    return QueueEngine("aio", KernelAio(2 * depth + 1), descriptor, scheduler, health, depth)

@@ -1,12 +1,7 @@
-"""io_uring by its three system calls: a submission queue and a completion queue in shared memory.
+"""io_uring: a submission queue and a completion queue in memory shared with the kernel.
 
-::
-
-    ours      push(...) push(...)        enter(wait)             completions()
-    kernel    | sqe | sqe |    ------->  takes them    ------>   | cqe: tag, result |
-
-No dependency; x86-64 alone, whose order of stores is what the plain Python stores below rely on.
-Container profiles often forbid `io_uring_setup`: `open_ring` says so with an OSError.
+x86-64 alone, whose order of stores is what the plain Python stores below rely on.  Container
+profiles often forbid `io_uring_setup`: an OSError says so.
 """
 
 from __future__ import annotations
@@ -20,6 +15,8 @@ import struct
 import time
 from collections.abc import Iterator
 
+from anchorstore.tiers.nvme.kernel_queue import Call
+
 _SETUP, _ENTER = 425, 426
 _GETEVENTS = 1
 _OFF_SQ, _OFF_CQ, _OFF_SQES = 0, 0x8000000, 0x10000000
@@ -29,7 +26,7 @@ _FLAGS, _FLAGS_AT = struct.Struct("<I"), 8
 _COOP_TASKRUN = 1 << 8  # answers wait for our next call and never interrupt us
 _SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, flags
 _CQE = struct.Struct("<Qii")
-READV, WRITEV, READ = 1, 2, 22
+_CODES = {Call.READ: 22, Call.READV: 1, Call.WRITEV: 2}
 OPERATION_BYTES = _SQE.size
 BUSY_SECONDS = 0.001
 
@@ -41,16 +38,8 @@ def _check(result: int) -> int:
     return result
 
 
-def operation(
-    code: int, descriptor: int, address: int, length: int, offset: int, tag: int
-) -> bytes:
-    """What the kernel shall do: READ `length` bytes to `address`, or READV, WRITEV with as many
-    vectors there; its completion shows the tag."""
-    return _SQE.pack(code, 0, 0, descriptor, offset, address, length, 0, tag)
-
-
 class Ring:
-    """One ring; one thread uses it."""
+    """See KernelQueue.  OSError where the kernel refuses a ring of so many `entries`."""
 
     def __init__(self, entries: int) -> None:
         if platform.machine() != "x86_64":
@@ -89,9 +78,21 @@ class Ring:
             struct.pack_into("<I", self._rings, sq_array + 4 * at, at)
         self.entries = sq_entries
         self._unsubmitted = 0
+        self.wake, self._woken = os.eventfd(0, os.EFD_CLOEXEC), ctypes.c_uint64()
+
+    def operation(
+        self, call: Call, descriptor: int, address: int, length: int, offset: int, tag: int
+    ) -> bytes:
+        """See KernelQueue."""
+        return _SQE.pack(_CODES[call], 0, 0, descriptor, offset, address, length, 0, tag)
+
+    def listen(self, tag: int) -> None:
+        """See KernelQueue: reads it."""
+        where = ctypes.addressof(self._woken)
+        self.push(self.operation(Call.READ, self.wake, where, 8, 0, tag))
 
     def push(self, operation: bytes) -> None:
-        """One operation (`operation`); what it points at must live until its completion."""
+        """See KernelQueue."""
         assert self._unsubmitted < self.entries, "the submission queue is full"
         tail = self._sq_tail.value
         place = (tail & self._sq_mask) * OPERATION_BYTES
@@ -100,9 +101,7 @@ class Ring:
         self._unsubmitted += 1
 
     def enter(self, wait: int) -> None:
-        """Hands over what was pushed; returns once `wait` completions are there, or where the
-        kernel takes no more before it is rid of some.
-        """
+        """See KernelQueue."""
         if not (wait or self._unsubmitted):
             return
         while True:
@@ -121,7 +120,7 @@ class Ring:
                 return
 
     def completions(self) -> Iterator[tuple[int, int]]:
-        """(tag, result) of what has ended; a negative result is an error number."""
+        """See KernelQueue."""
         head = self._cq_head.value
         while head != self._cq_tail.value:
             place = self._cqes + (head & self._cq_mask) * _CQE.size
@@ -131,8 +130,9 @@ class Ring:
             yield tag, result
 
     def close(self) -> None:
-        """Ends the ring; nothing may be out."""
+        """See KernelQueue."""
         del self._sq_tail, self._cq_head, self._cq_tail
         self._rings.close()
         self._sqes.close()
         os.close(self._descriptor)
+        os.close(self.wake)

@@ -1,0 +1,55 @@
+"""What the kernel's two asynchronous interfaces have in common: calls go in, answers come out.
+
+::
+
+    ours      push(...) push(...)        enter(wait)             completions()
+    kernel    | op | op |      ------->  takes them    ------>   | tag, result |
+
+`uring.Ring` and `aio.KernelAio` are such queues.  Neither needs a library.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class Call(enum.IntEnum):
+    """READ moves `length` bytes to an address; READV and WRITEV have as many vectors there."""
+
+    READ = 0
+    READV = 1
+    WRITEV = 2
+
+
+class KernelQueue(Protocol):
+    """One thread uses it, but for `wake`.
+
+    Attributes:
+        wake: an eventfd; see `listen`.
+    """
+
+    wake: int
+
+    def operation(
+        self, call: Call, descriptor: int, address: int, length: int, offset: int, tag: int
+    ) -> bytes:
+        """What the kernel shall do; its completion shows the tag."""
+
+    def push(self, operation: bytes) -> None:
+        """One operation; what it points at must live until its completion."""
+
+    def listen(self, tag: int) -> None:
+        """Pushes one that completes once somebody has written to `wake`, which is emptied then, or
+        by the next call.  One of these is out at a time."""
+
+    def enter(self, wait: int) -> None:
+        """Hands over what was pushed; returns once `wait` completions are there, or where the
+        kernel takes no more before it is rid of some."""
+
+    def completions(self) -> Iterator[tuple[int, int]]:
+        """(tag, result) of what has ended; a negative result is an error number."""
+
+    def close(self) -> None:
+        """Ends the queue; nothing but a `listen` may be out."""
