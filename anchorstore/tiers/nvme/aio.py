@@ -58,7 +58,8 @@ class KernelAio:
         self._system.restype = ctypes.c_long
         context = ctypes.c_ulong()
         if self._call(numbers.setup, entries, ctypes.addressof(context)) < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
         self._context = context.value
         self._operations = memoryview(bytearray(entries * _IOCB.size))
         first = address_of(self._operations)
@@ -81,8 +82,8 @@ class KernelAio:
             self.close()
             raise OSError(-result, os.strerror(-result))
 
-    def _call(self, number: int, first: int, second: int, *others: int) -> int:
-        return int(self._system(number, first, second, *others, *(0,) * (3 - len(others))))
+    def _call(self, number: int, first: int, second: int, third: int = 0, fourth: int = 0) -> int:
+        return int(self._system(number, first, second, third, fourth, None))
 
     def operation(
         self, call: Call, descriptor: int, address: int, length: int, offset: int, tag: int
@@ -140,21 +141,21 @@ class KernelAio:
     def _collect(self, least: int) -> None:
         """Takes what has ended, at least so many."""
         where = self._events_address
-        found = -1
-        while found < 0:
-            found = self._call(self._numbers.getevents, self._context, least, self._entries, where)
-            if found < 0 and ctypes.get_errno() != errno.EINTR:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        call = (self._numbers.getevents, self._context, least, self._entries, where)
+        while (found := self._call(*call)) < 0:
+            if (code := ctypes.get_errno()) != errno.EINTR:
+                raise OSError(code, os.strerror(code))
         events = _EVENT.iter_unpack(self._events[: found * _EVENT.size])
         self._landed.extend((tag, result) for tag, _, result, _ in events)
 
     def completions(self) -> Iterator[tuple[int, int]]:
         """See KernelQueue."""
-        self._collect(0)
-        while self._landed:
-            yield self._landed.popleft()
+        while True:
+            while self._landed:
+                yield self._landed.popleft()
+            self._collect(0)
             if not self._landed:
-                self._collect(0)
+                return
 
     def close(self) -> None:
         """See KernelQueue."""
