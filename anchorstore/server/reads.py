@@ -33,6 +33,7 @@ from anchorstore.units import MIB
 WINDOW_BYTES = 32 * MIB  # on their way at a device
 WINDOW_BYTES_MIN = MIB // 4  # where a limit on bandwidth bounds it
 PIECES_A_WINDOW = 8
+PIECES_TOGETHER = PIECES_A_WINDOW // 2  # so that the device has work while one read is ended
 
 Positions = npt.NDArray[np.intp]
 
@@ -112,16 +113,23 @@ class Reads:
         return whole.future
 
     def _begin(self, device: int) -> None:
-        """As many pieces as the device may have on their way."""
+        """As many pieces as the device may have on their way; those of one plan go together."""
+        taken: dict[_Whole, list[_Piece]] = {}
         while self._bytes_out[device] < self._windows[device]:
             piece = self._lines[device].next()
             if piece is None:
-                return
+                break
             self._bytes_out[device] += piece.bytes
-            plan = chosen(piece.whole.plan, piece.rows)
-            assert isinstance(plan, ReadPlan)
-            reading = asyncio.wrap_future(self._nvme.read(plan, piece.whole.memory_of))
-            reading.add_done_callback(functools.partial(self._ended, piece))
+            taken.setdefault(piece.whole, []).append(piece)
+        for pieces in taken.values():
+            for at in range(0, len(pieces), PIECES_TOGETHER):
+                self._read(_joined(pieces[at : at + PIECES_TOGETHER]))
+
+    def _read(self, piece: _Piece) -> None:
+        plan = chosen(piece.whole.plan, piece.rows)
+        assert isinstance(plan, ReadPlan)
+        reading = asyncio.wrap_future(self._nvme.read(plan, piece.whole.memory_of))
+        reading.add_done_callback(functools.partial(self._ended, piece))
 
     def _ended(self, piece: _Piece, reading: asyncio.Future[Done]) -> None:
         """An error here is a bug: the supervisor is told."""
@@ -146,6 +154,15 @@ def _window_bytes(limits: Limits) -> int:
         return WINDOW_BYTES
     in_time = int(limits.read_bytes_per_second * limits.deadline_seconds / 2)
     return max(WINDOW_BYTES_MIN, min(WINDOW_BYTES, in_time))
+
+
+def _joined(pieces: Sequence[_Piece]) -> _Piece:
+    """Pieces of one plan as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    rows = np.concatenate([piece.rows for piece in pieces])
+    size = sum(piece.bytes for piece in pieces)
+    return _Piece(pieces[0].whole, pieces[0].device, rows, size)
 
 
 def _pieces(whole: _Whole, devices: Positions, piece_bytes: Sequence[int]) -> Iterator[_Piece]:

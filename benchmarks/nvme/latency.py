@@ -44,7 +44,7 @@ from benchmarks.nvme.fio import Fio, ensure_fio
 from benchmarks.store import block_layout
 
 BLOCK_BYTES = (MIB, 64 * KIB)
-COLD_BYTES = 384 * MIB  # of each client: together three times the pool
+COLD_BYTES = 2048 * MIB  # of each client: together twice the pool
 COLD_PATH_BYTES = {MIB: 16 * MIB, 64 * KIB: 4 * MIB}
 COLD_CLIENTS = 2  # so that the device has work while one of them is answered
 FIO_SECONDS, FIO_DEPTH = 2.0, 8
@@ -52,8 +52,8 @@ SETTLE_SECONDS = 0.5
 STEP_SECONDS = 0.002
 BURN_SECONDS = 0.004  # of burning or sleeping at a time
 SETTINGS = {
-    "tiers.dram.capacity": "256MiB",
-    "tiers.dram.segment": "4MiB",
+    "tiers.dram.capacity": "2GiB",
+    "tiers.dram.segment": "16MiB",
     "tiers.dram.kv_share": "0.9",
     "limits.staging_per_session": "512MiB",
     "limits.staging_total": "2GiB",
@@ -195,7 +195,7 @@ def one_round(
 def measure(folder: pathlib.Path, block_bytes: int, rounds: int, lookups: int) -> dict[str, object]:
     """The figures of one size of cold blocks."""
     (folder / "nvme").mkdir(parents=True)
-    settings = SETTINGS | {"tiers.nvme.devices": f"{folder / 'nvme'}:2GiB"}
+    settings = SETTINGS | {"tiers.nvme.devices": f"{folder / 'nvme'}:6GiB"}
     with contextlib.ExitStack() as stack:
         daemon = stack.enter_context(
             Daemon(folder / "daemon", settings=settings, ready_seconds=120)

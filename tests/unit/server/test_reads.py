@@ -74,15 +74,28 @@ async def test_plan_ends_when_its_last_piece_has_and_every_block_counts() -> Non
     here, nvme = reads_of()
     plan = plan_of(SECOND - 30, 60)
     reading = here.read(1, plan)
-    units, number = [], 0
+    units, torn, number = [], [], 0
     while nvme.begun:
         assert not reading.done()
         number += 1
-        units += nvme.end(Status.TORN if number == 3 else Status.OK)
+        ended = nvme.end(Status.TORN if number == 3 else Status.OK)
+        torn += ended if number == 3 else []
+        units += ended
         await turn()
     assert sorted(units) == plan.unit.tolist()
     done = reading.result()
-    assert int(done.lost.sum()) == PIECE_BYTES // MIB and int(done.ok.sum()) == 56
+    assert torn and plan.unit[done.lost].tolist() == torn and int(done.ok.sum()) == 60 - len(torn)
+
+
+async def test_pieces_of_one_plan_that_begin_together_are_few_reads_with_work_left_behind() -> None:
+    here, nvme = reads_of()
+    here.read(1, plan_of(1, 16))
+    assert [len(plan) for plan, _ in nvme.begun] == [16]
+    here.read(2, plan_of(100, 60))
+    assert [len(plan) for plan, _ in nvme.begun] == [16, 16]
+    nvme.end()
+    await turn()
+    assert [len(plan) for plan, _ in nvme.begun] == [16, 16], "the device never ran dry"
 
 
 async def test_little_behind_a_flood_is_read_after_what_is_on_its_way() -> None:
@@ -157,7 +170,9 @@ async def test_pieces_are_bounded_and_hold_every_block_once(block_bytes: int) ->
     seen: list[int] = []
     while nvme.begun:
         plan = nvme.begun[0][0]
-        assert len(plan) == 1 or plan.block_bytes.sum() <= PIECE_BYTES + block_bytes
+        assert len(plan) == 1 or plan.block_bytes.sum() <= (
+            reads.PIECES_TOGETHER * (PIECE_BYTES + block_bytes)
+        )
         seen += nvme.end()
         await turn()
     assert seen == list(range(1, 21)) and reading.result().ok.all()
