@@ -57,7 +57,7 @@ LANES = (
     Lane("e2e", ("e2e",), 3, "command line, demo and benchmark as a user runs them"),
 )
 
-VLLM = Lane("vllm", ("vllm",), 40, "the adapter in a real vLLM, on CPU: `make test-vllm`")
+VLLM = Lane("vllm", ("vllm",), 43, "the adapter in a real vLLM, on CPU: `make test-vllm`")
 SGLANG = Lane("sglang", ("oracle",), 10, "eviction against SGLang's tree: `make test-sglang`")
 APART = (VLLM, SGLANG)
 """Lanes that each run in an environment of their own, and not in `make test`."""
@@ -166,7 +166,7 @@ def main() -> int:
     chosen = [lane for lane in APART if getattr(arguments, lane.name)] or chosen
     options = shlex.split(arguments.pytest)
     if chosen[0] in APART:  # an engine takes long to import and to start
-        options += ["--timeout=900", "-o", "faulthandler_timeout=0"]
+        options += ["--timeout=900", "-o", "faulthandler_timeout=0", "--durations=12"]
     outcomes = [run(lane, arguments.soak, options) for lane in chosen]
     print("\n==== lanes")
     for outcome in outcomes:
