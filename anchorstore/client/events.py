@@ -14,7 +14,8 @@ of them equally long, in order.
 
 What the daemon knows of an engine can be lost: events were dropped, the daemon was restarted, the
 engine was silent for too long.  Then `epoch` is another object, and the daemon is told that
-whatever it may still know is void: who goes by a table of what it has told tells it again.
+whatever it may still know is void: who goes by a table of what it has told tells it again.  While
+no daemon answers nothing waits for it, and the epoch stays: there is nobody to be told again.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class EventQueue:
         self._pages = 0
         self._dropped = 0  # and not told yet
         self._is_void = False
+        self._is_away = False  # the daemon does not answer
         self.is_closed = False
         self.epoch = object()
 
@@ -78,7 +80,11 @@ class EventQueue:
         with self._ready:
             if self.is_closed or not pages:
                 return 0
+            if self._is_away:
+                self._dropped += pages
+                return pages
             if self._pages + pages > self._limit_pages:
+                self.epoch = object()
                 return self._drop(pages)
             self._waiting.append((self._clock.now() + self._settle_seconds, kind, hashes))
             self._pages += pages
@@ -86,10 +92,20 @@ class EventQueue:
             return 0
 
     def void(self, sent: Batch | None = None) -> int:
-        """What the daemon knows, and what waits, is worth nothing: a batch may have been lost.
-        Returns how many events that drops."""
+        """The daemon does not answer, or is another one: what it knows, and what waits, is worth
+        nothing, and a batch may have been lost.  Returns how many events that drops."""
         with self._ready:
-            return self._drop(0 if sent is None else len(sent.kinds) + sent.dropped)
+            self._is_away = True
+            if sent is None:
+                return self._drop(0)
+            self._dropped += sent.dropped  # counted before, and still to be told
+            return self._drop(len(sent.kinds))
+
+    def back(self) -> None:
+        """The daemon has answered."""
+        with self._ready:
+            if self._is_away:
+                self._is_away, self.epoch = False, object()
 
     def renew(self) -> None:
         """The daemon knows no more than what the last batch said."""
@@ -100,7 +116,6 @@ class EventQueue:
         dropped = self._pages + more
         self._waiting.clear()
         self._pages, self._dropped, self._is_void = 0, self._dropped + dropped, True
-        self.epoch = object()
         return dropped
 
     def wait(self, seconds: float) -> None:
@@ -268,6 +283,7 @@ class _Sender:
         counters.add("events_sent", len(batch.kinds))
         counters.add("events_unknown", reply.unknown)
         counters.add("pins_refused", reply.pins_refused)
+        self._queue.back()
         if reply.is_new and self._is_known and not batch.cleared:
             self._queue.renew()
         self._is_known = True

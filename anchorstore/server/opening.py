@@ -75,13 +75,21 @@ def open_tier(
         return open_file(path, log)
 
     places = [DevicePlace(pathlib.Path(it.path), it.capacity_bytes) for it in nvme.devices]
-    return NvmeTier.open(
+    tier = NvmeTier.open(
         places,
         nvme.tier_segment_bytes,
         log=warn,
         options=device_options(nvme),
         open_file=open_next,
     )
+    if tier.segments == 1:
+        size = format_bytes(tier.segment_bytes)
+        warn(
+            f"nvme: one segment of {size} in all: whichever comes first, anchors or kv, leaves "
+            "none to the other, and nothing can be resumed from there.  Give it more, or smaller "
+            "segments (tiers.nvme.segment)"
+        )
+    return tier
 
 
 def admission_of(nvme: NvmeConfig) -> Admission | None:

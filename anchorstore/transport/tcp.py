@@ -47,6 +47,9 @@ def dial(
         if isinstance(error, DeadlineExceeded):
             raise
         raise DeadlineExceeded(f"{address}: no connection in time") from error
+    except BlockingIOError as error:  # of a Unix socket, which does not wait for a place
+        message = f"{address}: too many wait to be connected: it is stopped, or overloaded"
+        raise ConnectFailed(message) from error
     except OSError as error:
         raise ConnectFailed(f"{address}: {reason_of(error)}") from error
 

@@ -139,8 +139,10 @@ class SchedulerHalf:
             self._tally.add("requests", label="hit")
             return
         self._tally.add("requests", label=found)
-        askable = self._budget.askable_pages(request.num_tokens) * self._budget.page_tokens
-        self._tally.add("lost_tokens", max(0, askable - local_tokens), found)
+        tokens = request.num_tokens
+        askable = self._budget.askable_pages(tokens) * self._budget.page_tokens
+        reusable = self._budget.resume_tokens(askable, tokens)
+        self._tally.add("lost_tokens", max(0, reusable - local_tokens), found)
 
     def _entry(self, request: Any) -> Entry:
         self._requests[request.request_id] = request

@@ -8,8 +8,8 @@
     rows_replayed, pages_loaded          by the workers, summed over them
     blocks/<outcome>                     sealed, known, declined, mismatched
     pages_unsaved/<reason>               full pages that were not put
-    events/<kind>                        told of vLLM's own cache, a page each: stored, removed,
-                                         touched, pinned, unpinned; events_dropped
+    events/<kind>                        in vLLM's own cache, to be told, a page each: stored,
+                                         removed, touched, pinned, unpinned; events_dropped of these
     thread_errors/<thread>               defects or no memory: loader, saver
 
 A name is a metric, or a metric and one label.
@@ -28,8 +28,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "loads": ("outcome", "Prefixes on their way in, by how that ended: done, dropped, refused."),
     "blocks": ("outcome", "Blocks offered to the store, by what became of them."),
     "pages_unsaved": ("reason", "Full pages that were not offered to the store, by reason."),
-    "events": ("kind", "Pages of vLLM's own cache that the daemon was told of, by what."),
-    "events_dropped": ("", "Events that the daemon was not told: it is absent or too slow."),
+    "events": ("kind", "What happened to pages in vLLM's own cache, for the daemon to be told."),
+    "events_dropped": ("", "Of these events, not told: the daemon was absent or too slow."),
     "thread_errors": ("thread", "Unexpected errors; each cost one load or save, by thread."),
 }
 """Metric -> its label ("" for none) and what it counts."""

@@ -223,8 +223,12 @@ def test_publisher_begins_anew_after_a_restart(tmp_path: pathlib.Path) -> None:
     with running(config) as here:
         events.removed(made.hashes)
         eventually(lambda: client.counters()["events_dropped"] == 2)
-        assert events.epoch is not epoch
+        assert events.epoch is epoch, "there is nobody to be told again"
+        for _ in range(3):
+            events.touched(made.hashes)
         eventually(lambda: found_again(client))
+        eventually(lambda: events.epoch is not epoch)
+        assert client.counters()["events_dropped"] == 8, "each counts once"
         events.stored(made.hashes)
         eventually(lambda: gauge(here, "engines") == 1)
         client.close()

@@ -297,7 +297,7 @@ def test_request_while_the_daemon_is_gone_finds_nothing(tmp_path: pathlib.Path) 
     )
     request = Request("a", [*TEXT[:700], 9])
     assert half.match(request, 0) == 0
-    assert half.take_counts()["lost_tokens/unreachable"] == 10 * PAGE
+    assert half.take_counts()["lost_tokens/unreachable"] == 8 * PAGE, "ten less the margin"
     assert step(half, a=700) == StepJobs()
     half.close()
 
