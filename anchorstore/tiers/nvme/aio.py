@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from anchorstore.tiers.nvme.kernel_queue import Call
+from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked
 from anchorstore.tiers.nvme.seam import address_of
 
 
@@ -42,7 +42,6 @@ _IOCB = struct.Struct("<QIIHhIQQq8xII")
 """tag, key, flags of the call, code, priority, descriptor, address, length, offset, flags, fd"""
 _TAG = struct.Struct("<Q")
 _EVENT = struct.Struct("<QQqq")  # tag, address of the iocb, result, another
-BUSY_SECONDS = 0.001
 
 
 class KernelAio:
@@ -57,9 +56,7 @@ class KernelAio:
         self._system.argtypes = (ctypes.c_long,) * 3 + (ctypes.c_void_p,) * 3
         self._system.restype = ctypes.c_long
         context = ctypes.c_ulong()
-        if self._call(numbers.setup, entries, ctypes.addressof(context)) < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        checked(self._call(numbers.setup, entries, ctypes.addressof(context)))
         self._context = context.value
         self._operations = memoryview(bytearray(entries * _IOCB.size))
         first = address_of(self._operations)
@@ -142,9 +139,12 @@ class KernelAio:
         """Takes what has ended, at least so many."""
         where = self._events_address
         call = (self._numbers.getevents, self._context, least, self._entries, where)
-        while (found := self._call(*call)) < 0:
-            if (code := ctypes.get_errno()) != errno.EINTR:
-                raise OSError(code, os.strerror(code))
+        while True:
+            try:
+                found = checked(self._call(*call))
+                break
+            except InterruptedError:
+                continue
         events = _EVENT.iter_unpack(self._events[: found * _EVENT.size])
         self._landed.extend((tag, result) for tag, _, result, _ in events)
 

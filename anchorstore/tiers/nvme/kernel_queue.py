@@ -10,9 +10,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import os
 from collections.abc import Iterator
 from typing import Protocol
+
+BUSY_SECONDS = 0.001  # until a kernel that took not all is asked again
+
+
+def checked(result: int) -> int:
+    """What a system call gave; OSError where it failed."""
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
 
 
 class Call(enum.IntEnum):

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from anchorstore.tiers.nvme.kernel_queue import Call
+from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked
 
 _SETUP, _ENTER = 425, 426
 _GETEVENTS = 1
@@ -28,14 +28,6 @@ _SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, addr
 _CQE = struct.Struct("<Qii")
 _CODES = {Call.READ: 22, Call.READV: 1, Call.WRITEV: 2}
 OPERATION_BYTES = _SQE.size
-BUSY_SECONDS = 0.001
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
 
 
 class Ring:
@@ -58,7 +50,7 @@ class Ring:
         if self._descriptor < 0 and ctypes.get_errno() == errno.EINVAL:  # before Linux 5.19
             _FLAGS.pack_into(params, _FLAGS_AT, 0)
             self._descriptor = setup(_SETUP, entries, params)
-        _check(self._descriptor)
+        checked(self._descriptor)
         sq_entries, cq_entries, _, _, _, features = struct.unpack_from("<6I", params)
         if not features & _FEATURES_WANTED:
             os.close(self._descriptor)
@@ -107,7 +99,7 @@ class Ring:
         while True:
             call = (_ENTER, self._descriptor, self._unsubmitted, wait, _GETEVENTS, None, 0)
             try:
-                taken = _check(self._enter(*call))
+                taken = checked(self._enter(*call))
             except InterruptedError:
                 continue
             except OSError as error:
