@@ -7,9 +7,11 @@ One client asks for paths of 512 pages that memory holds.  Beside it, in turns:
     idle   nothing
     io     clients that have the daemon bring cold paths into memory, one after another, from a
            device that holds a multiple of it: its reads, checksums and evictions in the same daemon
-    cpu    processes that burn as much CPU as the daemon and those clients took, without any I/O
+    cpu    the same CPU load without any I/O: for each thread of the daemon and of those clients a
+           process that takes as much of a core as the thread took, in slices as long as its own
 
-What I/O costs a lookup is io beside cpu, each round for itself.  How busy the device is shows
+What I/O costs a lookup is io beside cpu, each round for itself: whatever holds up the daemon's
+event loop counts, that others use the cores does not.  How busy the device is shows
 beside fio, which reads blocks of that size from the same file system in the same run: with blocks
 of 1 MiB, a page of keys and values, cold clients wait for the device; with blocks of 64 KiB, as
 anchors are, for the daemon's interpreter, which the lookups stand behind.
@@ -29,7 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,7 +53,7 @@ COLD_CLIENTS = 2  # so that the device has work while one of them is answered
 FIO_SECONDS, FIO_DEPTH = 2.0, 8
 SETTLE_SECONDS = 0.5
 STEP_SECONDS = 0.002
-BURN_SECONDS = 0.004  # of burning or sleeping at a time
+CORES_MIN = 0.003  # a thread that takes less is no load
 SETTINGS = {
     "tiers.dram.capacity": "2GiB",
     "tiers.dram.segment": "16MiB",
@@ -60,28 +63,64 @@ SETTINGS = {
 }
 
 
+class Use(NamedTuple):
+    """What a thread took of the cores: nanoseconds, in so many slices."""
+
+    nanoseconds: int
+    slices: int
+
+    def since(self, before: Use) -> Use:
+        """The difference."""
+        return Use(self.nanoseconds - before.nanoseconds, self.slices - before.slices)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Phase:
     """Lookups of one phase, in nanoseconds.
 
     Attributes:
         seconds: that the load lasted.
-        load_cores: that it took.
+        measured_seconds: of these, those of the samples.
+        load: of each thread that makes it, in those.
     """
 
     samples: list[int]
     seconds: float
-    load_cores: float
+    measured_seconds: float
+    load: Mapping[str, Use]
 
     def us(self, fraction: float) -> float:
         """A quantile in microseconds."""
         return round(harness.percentile(self.samples, fraction), 1)
 
+    def cores(self, thread: str) -> float:
+        """What a thread took; 0 where it was not there."""
+        return self.load.get(thread, Use(0, 0)).nanoseconds / 1e9 / self.measured_seconds
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    @property
+    def load_cores(self) -> float:
+        """What all of them took."""
+        return sum(map(self.cores, self.load))
+
+    def beyond(self, other: Phase) -> list[tuple[float, float]]:
+        """(cores beyond those that the thread takes in `other`, seconds of a slice), by thread."""
+        found = []
+        for thread, use in self.load.items():
+            cores = self.cores(thread) - other.cores(thread)
+            if cores >= CORES_MIN:
+                found.append((cores, use.nanoseconds / 1e9 / max(1, use.slices)))
+        return found
+
+
+def uses(pids: Sequence[int]) -> dict[str, Use]:
+    """What each thread of these processes has taken so far (the kernel's schedstat)."""
+    found = {}
+    for pid in pids:
+        for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                taken, _, slices = (thread / "schedstat").read_text().split()
+                found[thread.name] = Use(int(taken), int(slices))
+    return found
 
 
 def read_cold(address: str, block_bytes: int, go: Iterator[object]) -> None:
@@ -121,13 +160,16 @@ def until_line() -> Iterator[object]:
             time.sleep(0.01)
 
 
-def burn(cores: float) -> None:
-    """Takes that part of a core until it is ended."""
+def burn(cores: float, slice_seconds: float) -> None:
+    """Takes that part of a core until it is ended, in such slices."""
+    begun, busy = time.perf_counter(), time.process_time()
+    print("ready", flush=True)
     while True:
-        begun = time.process_time()
-        while time.process_time() - begun < BURN_SECONDS * cores:
+        until = time.process_time() + slice_seconds
+        while time.process_time() < until:
             sum(range(100))
-        time.sleep(BURN_SECONDS * (1 - cores))
+        due = (time.process_time() - busy) / cores
+        time.sleep(max(0.0, due - (time.perf_counter() - begun)))
 
 
 @contextlib.contextmanager
@@ -160,11 +202,16 @@ def ask(known: Paths, lookups: int, pids: Sequence[int]) -> Phase:
     came = time.perf_counter()
     while time.perf_counter() < came + SETTLE_SECONDS:
         _ask_once(known)  # what nobody asks for would make way for what is brought in
-    begun, busy = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
+    begun, before = time.perf_counter(), uses(pids)
     samples = [_ask_once(known) for _ in range(lookups)]
-    spent = sum(cpu_seconds(pid) for pid in pids) - sum(busy)
-    ended = time.perf_counter()
-    return Phase(samples, ended - came, spent / (ended - begun))
+    after, ended = uses(pids), time.perf_counter()
+    load = {name: use.since(before.get(name, Use(0, 0))) for name, use in after.items()}
+    return Phase(samples, ended - came, ended - begun, load)
+
+
+def until_ready(process: subprocess.Popen[bytes]) -> None:
+    """Waits for its word."""
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
 
 
 def say(children: Sequence[subprocess.Popen[bytes]], word: str) -> None:
@@ -184,10 +231,13 @@ def one_round(
     loaded = ask(known, lookups, [pid, *(process.pid for process in cold)])
     say(cold, "off")
     time.sleep(SETTLE_SECONDS)
-    cores = max(0.01, loaded.load_cores - idle.load_cores)
     with contextlib.ExitStack() as stack:
-        parts = int(cores) + 1
-        burners = [stack.enter_context(child("--burn", str(cores / parts))) for _ in range(parts)]
+        burners = [
+            stack.enter_context(child("--burn", str(cores), str(seconds)))
+            for cores, seconds in loaded.beyond(idle)
+        ]
+        for burner in burners:
+            until_ready(burner)
         burned = ask(known, lookups, [burner.pid for burner in burners])
     return [idle, loaded, burned]
 
@@ -203,7 +253,7 @@ def measure(folder: pathlib.Path, block_bytes: int, rounds: int, lookups: int) -
         load = ("--cold", daemon.address, "--blocks", str(block_bytes))
         cold = [stack.enter_context(child(*load)) for _ in range(COLD_CLIENTS)]
         for process in cold:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            until_ready(process)
         known = Paths(daemon.address, count=4)
         taken = [one_round(known, cold, daemon.pid, lookups) for _ in range(rounds)]
         known.client.close()
@@ -247,12 +297,12 @@ def main() -> int:
         help="of the cold paths: 1MiB, 64KiB",
     )
     parser.add_argument("--cold", metavar="ADDRESS", help=argparse.SUPPRESS)
-    parser.add_argument("--burn", type=float, metavar="CORES", help=argparse.SUPPRESS)
+    parser.add_argument("--burn", type=float, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cold is not None:
         read_cold(arguments.cold, arguments.blocks[0], until_line())
     elif arguments.burn is not None:
-        burn(arguments.burn)
+        burn(*arguments.burn)
     else:
         with tempfile.TemporaryDirectory(dir=arguments.path, prefix="anchorstore-bench-") as name:
             results = [
