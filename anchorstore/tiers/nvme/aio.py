@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked
+from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked, patience
 from anchorstore.tiers.nvme.seam import address_of
 
 
@@ -66,6 +66,7 @@ class KernelAio:
         self._pushed = 0
         self._events = memoryview(bytearray(entries * _EVENT.size))
         self._events_address = address_of(self._events)
+        self._time = patience()
         self._landed: collections.deque[tuple[int, int]] = collections.deque()
         self.wake = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._probe()
@@ -79,8 +80,8 @@ class KernelAio:
             self.close()
             raise OSError(-result, os.strerror(-result))
 
-    def _call(self, number: int, first: int, second: int, third: int = 0, fourth: int = 0) -> int:
-        return int(self._system(number, first, second, third, fourth, None))
+    def _call(self, number: int, first: int, *others: int) -> int:
+        return int(self._system(number, first, *others, *[0] * (4 - len(others))))
 
     def operation(
         self, call: Call, descriptor: int, address: int, length: int, offset: int, tag: int
@@ -109,7 +110,9 @@ class KernelAio:
         if self._pushed and not self._submit():
             return
         if wait > len(self._landed):
-            self._collect(wait - len(self._landed))
+            self._collect(wait - len(self._landed), address_of(self._time) if wait > 1 else 0)
+            if not self._landed:
+                self._collect(1)
 
     def _submit(self) -> bool:
         """Whether the kernel has taken all of them."""
@@ -135,10 +138,10 @@ class KernelAio:
         time.sleep(BUSY_SECONDS)  # the kernel is short of memory, or wants to be drained
         return False
 
-    def _collect(self, least: int) -> None:
-        """Takes what has ended, at least so many."""
+    def _collect(self, least: int, time_address: int = 0) -> None:
+        """Takes what has ended, at least so many, or in so much time."""
         where = self._events_address
-        call = (self._numbers.getevents, self._context, least, self._entries, where)
+        call = (self._numbers.getevents, self._context, least, self._entries, where, time_address)
         while True:
             try:
                 found = checked(self._call(*call))

@@ -13,10 +13,13 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+import struct
 from collections.abc import Iterator
 from typing import Protocol
 
 BUSY_SECONDS = 0.001  # until a kernel that took not all is asked again
+PATIENCE_SECONDS = 0.001
+_TIMESPEC = struct.Struct("<qq")
 
 
 def checked(result: int) -> int:
@@ -25,6 +28,11 @@ def checked(result: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+def patience() -> memoryview:
+    """PATIENCE_SECONDS as the kernel reads them, in memory of its own."""
+    return memoryview(bytearray(_TIMESPEC.pack(0, round(PATIENCE_SECONDS * 1e9))))
 
 
 class Call(enum.IntEnum):
@@ -57,8 +65,9 @@ class KernelQueue(Protocol):
         by the next call.  One of these is out at a time."""
 
     def enter(self, wait: int) -> None:
-        """Hands over what was pushed; returns once `wait` completions are there, or where the
-        kernel takes no more before it is rid of some."""
+        """Hands over what was pushed; returns once `wait` completions are there, after
+        PATIENCE_SECONDS with one that is, or where the kernel takes no more before it is rid of
+        some."""
 
     def completions(self) -> Iterator[tuple[int, int]]:
         """(tag, result) of what has ended; a negative result is an error number."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import collections
 import ctypes
 import errno
-import itertools
 import threading
 from collections.abc import Iterator
 
@@ -124,7 +123,7 @@ class QueueEngine:
             self._prepare(runs)
             self._hand_over()
             if any(self._at_kernel):
-                self._queue.enter(0 if runs else 1)  # until the hand is full
+                self._queue.enter(0 if runs else self._few())  # until the hand is full
                 self._reap()
 
     def _prepare(self, runs: list[Run]) -> None:
@@ -161,21 +160,18 @@ class QueueEngine:
                         lane.run = None
                         self._free.append(lane)
 
-    def _reap(self) -> None:
-        """Others take the place of the runs that have landed; then these are judged.
+    def _few(self) -> int:
+        """Landings that are worth a look: a read is waited for, of writes alone several go by."""
+        reads, writes = self._at_kernel
+        return 1 if reads else max(1, writes // 2)
 
-        Devices tend to answer many calls at a time and to be idle then: the first of the others go
-        to the kernel before more is done.
-        """
-        landing: Iterator[Lane] = self._landed()
-        landed: list[Lane] = []
-        for most in (1, 2, None):
-            if part := list(itertools.islice(landing, most)):
-                landed += part
-                self._hand_over()
-                self._queue.enter(0)
+    def _reap(self) -> None:
+        """Others take the place of the runs that have landed; then these are judged."""
+        landed = list(self._landed())
         if not landed:
             return
+        self._hand_over()
+        self._queue.enter(0)
         answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
         conclude(self._scheduler, self._health, answers)
         for lane in landed:

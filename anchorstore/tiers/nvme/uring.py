@@ -15,12 +15,15 @@ import struct
 import time
 from collections.abc import Iterator
 
-from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked
+from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked, patience
+from anchorstore.tiers.nvme.seam import address_of
 
 _SETUP, _ENTER = 425, 426
-_GETEVENTS = 1
+_GETEVENTS, _EXT_ARG = 1, 8
 _OFF_SQ, _OFF_CQ, _OFF_SQES = 0, 0x8000000, 0x10000000
 _FEATURES_WANTED = 1  # IORING_FEAT_SINGLE_MMAP, Linux 5.4
+_FEATURE_EXT_ARG = 1 << 8  # Linux 5.11: a call that waits for so long
+_EXT = struct.Struct("<QIIQ")  # signals, their size, nothing, address of a time
 _PARAMS_BYTES = 120
 _FLAGS, _FLAGS_AT = struct.Struct("<I"), 8
 _COOP_TASKRUN = 1 << 8  # answers wait for our next call and never interrupt us
@@ -70,6 +73,9 @@ class Ring:
             struct.pack_into("<I", self._rings, sq_array + 4 * at, at)
         self.entries = sq_entries
         self._unsubmitted = 0
+        self._time = patience()
+        self._ext = memoryview(bytearray(_EXT.pack(0, 0, 0, address_of(self._time))))
+        self._is_patient = bool(features & _FEATURE_EXT_ARG)
         self.wake, self._woken = os.eventfd(0, os.EFD_CLOEXEC), ctypes.c_uint64()
 
     def operation(
@@ -94,15 +100,22 @@ class Ring:
 
     def enter(self, wait: int) -> None:
         """See KernelQueue."""
-        if not (wait or self._unsubmitted):
-            return
+        if wait > 1 and self._is_patient:
+            self._call(wait, _GETEVENTS | _EXT_ARG, address_of(self._ext), _EXT.size)
+            wait = 0 if self._cq_head.value != self._cq_tail.value else 1
+        if wait or self._unsubmitted:
+            self._call(min(wait, 1), _GETEVENTS, None, 0)
+
+    def _call(self, wait: int, flags: int, argument: int | None, size: int) -> None:
         while True:
-            call = (_ENTER, self._descriptor, self._unsubmitted, wait, _GETEVENTS, None, 0)
+            call = (_ENTER, self._descriptor, self._unsubmitted, wait, flags, argument, size)
             try:
                 taken = checked(self._enter(*call))
             except InterruptedError:
                 continue
             except OSError as error:
+                if error.errno == errno.ETIME:
+                    return
                 if error.errno not in (errno.EAGAIN, errno.EBUSY):
                     raise
                 time.sleep(BUSY_SECONDS)  # the kernel is short of memory, or wants to be drained

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from anchorstore.tiers.nvme.aio import KernelAio
-from anchorstore.tiers.nvme.kernel_queue import Call, KernelQueue
+from anchorstore.tiers.nvme.kernel_queue import PATIENCE_SECONDS, Call, KernelQueue
 from anchorstore.tiers.nvme.seam import address_of, aligned
 from tests.unit.tiers.nvme.queues import ALLOWED, QUEUES
 
@@ -125,6 +125,26 @@ def test_queue_that_waits_is_woken_by_another_thread(queue: KernelQueue) -> None
     writer.start()
     assert set(collected(queue, 1)) == {WAKE}
     writer.join()
+
+
+def test_queue_that_waits_for_several_has_patience_for_so_long(
+    queue: KernelQueue, descriptor: int
+) -> None:
+    memory = aligned(PAGE)
+    queue.listen(WAKE)  # nobody will
+    queue.push(queue.operation(Call.READ, descriptor, address_of(memory), PAGE, PAGE, 1))
+    queue.enter(2)
+    assert dict(queue.completions()) == {1: PAGE}
+
+
+def test_queue_without_patience_still_waits_for_one(queue: KernelQueue) -> None:
+    queue.listen(WAKE)
+    queue.enter(0)
+    waking = threading.Timer(10 * PATIENCE_SECONDS, os.eventfd_write, (queue.wake, 1))
+    waking.start()
+    queue.enter(2)
+    assert [tag for tag, _ in queue.completions()] == [WAKE]
+    waking.join()
 
 
 @pytest.mark.parametrize("name", ALLOWED)
