@@ -66,7 +66,10 @@ class Namespace:
             if not getattr(self, name):
                 raise InvalidKey(f"namespace: {name} is empty")
         for name in ("domain", "model", "adapter"):
-            size = len(getattr(self, name).encode())
+            try:
+                size = len(getattr(self, name).encode())
+            except UnicodeEncodeError as error:
+                raise InvalidKey(f"namespace: {name} is no text: {error.reason}") from error
             if size > TEXT_BYTES_MAX:
                 raise InvalidKey(f"namespace: {name} has {size} bytes, limit {TEXT_BYTES_MAX}")
         if len(self.weights_digest) != DIGEST_BYTES:

@@ -24,10 +24,11 @@ from anchorstore import __version__
 from anchorstore.cli.options import CommandParser
 from anchorstore.errors import AnchorStoreError, DataError, Unavailable
 
-DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, USAGE, UNREACHABLE, UNWRITTEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _DESCRIPTION = "A shared, tiered store of anchors and KV pages for hybrid language models."
 _EPILOG = """\
-exit codes: 0 done, 1 a check failed, 2 wrong usage or configuration, 3 daemon unreachable
+exit codes: 0 done, 1 a check failed, 2 wrong usage or configuration, 3 daemon unreachable,
+4 the output could not be written
 `anchorstore COMMAND --help` explains a command."""
 
 
@@ -106,6 +107,8 @@ def exit_code(error: AnchorStoreError) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the exit code.  argparse itself leaves with 2 for wrong options."""
+    if sys.stdout is None:  # closed by whoever started us: nobody reads
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lasts
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = arguments[0] if arguments else None
     command = next((item for item in COMMANDS if item.name == chosen), None)
@@ -128,10 +131,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{prefix}: {error}", file=sys.stderr)
         return exit_code(error)
     except BrokenPipeError:  # `anchorstore ls | head`: the reader has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
+    except OSError as error:  # `anchorstore ls > /full/disk`, most likely
+        print(f"{prefix}: {error}", file=sys.stderr)
+        _drop_output()
+        return UNWRITTEN
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _drop_output() -> None:
+    """What is left to be written goes nowhere: Python would try again, and fail, at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_ours(name: str | None) -> bool:

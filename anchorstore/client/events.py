@@ -27,6 +27,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from anchorstore.client.effects import Steps
+from anchorstore.client.face import joining_session
 from anchorstore.client.options import check_hashes
 from anchorstore.client.session import Session, log
 from anchorstore.clock import Clock
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 QUEUE_PAGES_DEFAULT = 65_536
 BATCH_PAGES = 1024
 LINGER_SECONDS = 0.02  # what comes within it goes along
+ANSWER_SECONDS = 2.0  # least that a call may take: nobody waits but the thread
 WORD_SECONDS = 5.0  # between two signs of life, until the daemon has said how often it wants one
 WORDS_PER_TTL = 3
 
@@ -273,8 +275,12 @@ class _Sender:
             if self._joined is not None:
                 self._joined.close()
                 client._session.counters.add("events_dropped", self._queue.void())
-            options = dataclasses.replace(client._session.options, staging_bytes=0)
-            self._joined, self._token = type(client).join(token, options=options), token
+            options = client._session.options
+            seconds = max(options.deadline_seconds, ANSWER_SECONDS)
+            options = dataclasses.replace(options, staging_bytes=0, deadline_seconds=seconds)
+            session = joining_session(token, options, client._session.clock)
+            session.refusal = "no events are told"
+            self._joined, self._token = type(client)(session), token
             self._is_known = False
         return self._joined
 

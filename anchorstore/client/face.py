@@ -16,7 +16,7 @@ from anchorstore.client.handover import (
     encode_session,
 )
 from anchorstore.client.lookups import Found
-from anchorstore.client.options import ClientOptions, NamespaceSpec
+from anchorstore.client.options import ClientOptions, NamespaceSpec, check_layout
 from anchorstore.client.session import Session
 from anchorstore.clock import Clock
 from anchorstore.errors import InvalidRequest, SpecMismatch
@@ -70,8 +70,7 @@ class Face:
     def block_bytes(self, layout: int) -> int:
         """Bytes of one block of layout number `layout`."""
         sizes = self._session.block_bytes
-        if not 0 <= layout < len(sizes):
-            raise InvalidRequest(f"layout {layout} is unknown, this client has {len(sizes)}")
+        check_layout(layout, len(sizes))
         return sizes[layout]
 
     def path_hashes(self, tokens: Sequence[int] | npt.NDArray[Any]) -> bytes:

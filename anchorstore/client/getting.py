@@ -21,7 +21,7 @@ from anchorstore.client.buffers import Bytes, byte_array
 from anchorstore.client.effects import Map, Steps, Work
 from anchorstore.client.handles import WindowBase
 from anchorstore.client.limits import count_pages
-from anchorstore.client.options import NeedAll, check_range
+from anchorstore.client.options import NeedAll, check_layout, check_range, is_whole
 from anchorstore.client.session import Session, log
 from anchorstore.errors import (
     AnchorStoreError,
@@ -77,12 +77,10 @@ def _checked(
 ) -> Bytes:
     """The destination as bytes; InvalidRequest and HandleClosed for what no daemon need see."""
     session.check_open()
-    known = len(session.block_bytes)
-    if not 0 <= layout < known:
-        raise InvalidRequest(f"get: layout {layout} is unknown, this client has {known}")
+    check_layout(layout, len(session.block_bytes))
     check_range("get: max_lineage", max_lineage, LINEAGE_ANY)
-    if not 0 <= first_page <= pages:
-        raise InvalidRequest(f"get: first page {first_page} of {pages} pages")
+    if not (is_whole(first_page) and 0 <= first_page <= pages):
+        raise InvalidRequest(f"get: first page {first_page!r} of {pages} pages")
     target = byte_array(destination, "destination", writable=True)
     count, size = pages - first_page, session.block_bytes[layout]
     if len(target) != count * size:

@@ -23,6 +23,7 @@ from anchorstore.client.options import (
     UINT32_MAX,
     Need,
     check_hashes,
+    check_layout,
     check_range,
     check_wait,
 )
@@ -149,8 +150,9 @@ def encoded_needs(
         raise InvalidRequest("lookup: no needs, name at least one")
     known = len(session.block_bytes)
     for need in needs:
-        if not 0 <= need.layout < known:
-            raise InvalidRequest(f"need: layout {need.layout} is unknown, this client has {known}")
+        if not isinstance(need, Need):
+            raise InvalidRequest(f"lookup: {need!r} is no NeedAll, NeedWindow or NeedLast")
+        check_layout(need.layout, known)
     check_range("lookup: max_lineage", max_lineage, LINEAGE_ANY)
     check_range("lookup: margin_pages", margin_pages, UINT32_MAX)
     encoded = store.LookupRequest(

@@ -187,8 +187,15 @@ def check_address(address: str) -> None:
     parse_address(address)
 
 
+def is_whole(value: object) -> bool:
+    """Whether it counts something: int, numpy's integers; no bool."""
+    return hasattr(type(value), "__index__") and not isinstance(value, bool)
+
+
 def check_range(name: str, value: int, limit: int, *, least: int = 0) -> None:
-    """InvalidRequest unless `least` <= value <= `limit`."""
+    """InvalidRequest unless it is a whole number from `least` to `limit`."""
+    if not is_whole(value):
+        raise InvalidRequest(f"{name} is {value!r}, must be a whole number")
     if not least <= value <= limit:
         raise InvalidRequest(f"{name} is {value}, must be {least} to {limit}")
 
@@ -211,10 +218,15 @@ def check_hashes(hashes: bytes, max_pages: int | None) -> int:
     return pages
 
 
+def check_layout(layout: int, known: int) -> None:
+    """InvalidRequest unless it is a position among `known` layouts."""
+    if not (is_whole(layout) and 0 <= layout < known):
+        raise InvalidRequest(f"layout {layout!r} is unknown, this client has {known}")
+
+
 def check_layouts(layouts: Sequence[int], known: int) -> None:
     """InvalidRequest unless each of `layouts` is a position among `known` layouts, once."""
     for layout in layouts:
-        if not 0 <= layout < known:
-            raise InvalidRequest(f"layout {layout} is unknown, this client has {known}")
+        check_layout(layout, known)
     if len(set(layouts)) != len(layouts):
         raise InvalidRequest(f"layouts {list(layouts)} name one twice")

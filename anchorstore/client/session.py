@@ -80,6 +80,7 @@ class Session:
         self.attachment: Attachment | None = None
         self.is_bound = False  # the connection is in the attachment's session
         self.is_closed = False
+        self.refusal = "calls are misses"  # while the gate is shut
         self._may_join = False
         self._strikes = 0
         self.gate, self.counters, self.cache = Gate(), Counters(), SegmentCache()
@@ -163,7 +164,7 @@ class Session:
             reason = "unreachable"
         level = logging.DEBUG if self.gate.reason == reason else logging.WARNING
         text = str(error).removeprefix(f"{self.address}: ")
-        log.log(level, "%s: %s; calls are misses for %.3gs", self.address, text, pause)
+        log.log(level, "%s: %s; %s for %.3gs", self.address, text, self.refusal, pause)
         self.gate.shut(reason, self.clock.now() + pause)
         return reason
 

@@ -38,7 +38,8 @@ class ListenConfig:
     socket: str = setting(
         values.path(bytes_max=107),
         "/run/anchorstore/engine.sock",
-        "Unix socket for engines and operators on this host (the kernel's limit is 107 bytes).",
+        "Unix socket for engines and operators on this host (the kernel's limit is 107 bytes). Its "
+        "directory is made where it is missing.",
         "Where /run is not writable, or several daemons share a host.",
     )
     socket_mode: int = setting(

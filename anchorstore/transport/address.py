@@ -39,6 +39,10 @@ Address = UnixAddress | TcpAddress
 
 def parse_address(text: str) -> Address:
     """The address in `text`; InvalidRequest says what is wrong with it."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"address {text!r}: must be text, unix:///path or tcp://host:port")
+    if "\0" in text:
+        raise InvalidRequest(f"address {text!r}: has a zero byte")
     if text.startswith("unix://"):
         path = text.removeprefix("unix://")
         size = len(path.encode())

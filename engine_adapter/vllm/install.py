@@ -25,6 +25,7 @@ from anchorstore.weights import weights_digest
 from engine_adapter.vllm.checks import check, is_ours
 from engine_adapter.vllm.facts import facts_of
 from engine_adapter.vllm.families import Family, decoder_of, family_of
+from engine_adapter.vllm.geometry import shard_count
 from engine_adapter.vllm.settings import Settings, settings_from_extra
 from engine_adapter.vllm.taps import OWNER, AnchorPool, tap
 
@@ -121,6 +122,7 @@ def install(model: nn.Module, vllm_config: Any) -> None:
     check(facts_of(vllm_config))
     spec = spec_of(vllm_config)
     family = family_of(spec.model_type)
+    shard_count(spec.kv_heads, settings.kv_shards)
     decoder = decoder_of(model)
     layout = anchor_layout_of(spec, settings)
     table = vllm_config.compilation_config.static_forward_context

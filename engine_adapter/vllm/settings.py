@@ -27,14 +27,14 @@ STRATEGIES = ("suffix_replay", "kv_only")
 ANCHOR_DTYPES = ("model", "float32")
 MEBIBYTE = 2**20
 WORD_BYTES = 256
-RANGES: dict[str, tuple[int, int]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "max_rows": (1, 2**31 - 1),
     "margin_tokens": (0, 2**31 - 1),
     "kv_shards": (0, 255),
-    "deadline_seconds": (0, 60),
+    "deadline_seconds": (0.001, 60),
     "bring_in_seconds": (0, 3600),
-    "thread_deadline_seconds": (0, 3600),
-    "retry_seconds": (0, 3600),
+    "thread_deadline_seconds": (0.001, 3600),
+    "retry_seconds": (0.001, 3600),
     "spaces_max": (1, 65_536),
     "staging_mebibytes": (1, 2**20),
     "queue_mebibytes": (1, 2**20),

@@ -77,6 +77,26 @@ def test_command_of_the_base_install_works_without_the_daemon_s_packages(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("config", "defaults"), 4),
+        (("config", "show"), 4),
+        (("size", "--model", "/does/not/exist"), 2),
+    ],
+)
+def test_command_whose_output_cannot_be_written_says_so(words: tuple[str, ...], code: int) -> None:
+    result = anchorstore(*words, code=f"sys.stdout = open('/dev/full', 'w'); {RUN}")
+    assert result.returncode == code
+    assert result.stderr.startswith(f"anchorstore {words[0]}: ") and "\n" in result.stderr
+    assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
+
+
+def test_command_with_closed_output_does_its_work() -> None:
+    result = anchorstore("config", "defaults", code=f"sys.stdout = None; {RUN}")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_serve_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
     result = anchorstore("serve", "--socket", str(tmp_path / "s"), hidden=("structlog",))
     assert result.returncode == 2

@@ -241,6 +241,14 @@ def test_wrong_requests_are_told_with_thing_value_and_limit(connect: Connect) ->
         client.lookup(bytes(32 * (limit + 1)), ALL_KV)
     with pytest.raises(InvalidRequest, match="layout 2 is unknown, this client has 2"):
         client.lookup(made.hashes, [NeedAll(2)])
+    with pytest.raises(InvalidRequest, match="layout True is unknown"):
+        client.lookup(made.hashes, [NeedAll(True)])
+    with pytest.raises(InvalidRequest, match="0 is no NeedAll, NeedWindow or NeedLast"):
+        client.lookup(made.hashes, [0])
+    with pytest.raises(InvalidRequest, match=r"margin_pages is 1\.5, must be a whole number"):
+        client.lookup(made.hashes, ALL_KV, margin_pages=1.5)
+    with pytest.raises(InvalidRequest, match="layout '0' is unknown"):
+        client.put(None, 0, made.hashes, {"0": made.kv})
     with pytest.raises(InvalidRequest, match="no needs"):
         client.lookup(made.hashes, [])
     with pytest.raises(InvalidRequest, match="parent hash has 5 bytes"):

@@ -108,13 +108,16 @@ def test_get_copies_what_is_there_and_counts_it(daemon: Daemon, kind: str, carri
 
 def test_get_of_a_wrong_size_layout_or_page_names_it(client: Client) -> None:
     made = stored(client, 2)
-    for arguments, named in [
+    wrong: list[tuple[Any, str]] = [
         ((made.hashes, 0, room(3)), "bytes"),
         ((made.hashes, 2, room(2)), "layout 2"),
         ((made.hashes, -1, room(2)), "layout -1"),
+        ((made.hashes, 1.0, room(2)), "layout 1.0"),
+        ((made.hashes, "a", room(2)), "layout 'a'"),
         ((made.hashes[:-1], 0, room(2)), "32"),
         ((made.hashes, 0, bytes(room(2))), "read-only"),
-    ]:
+    ]
+    for arguments, named in wrong:
         for _ in range(2):
             with pytest.raises(InvalidRequest, match=named):
                 client.get(*arguments)

@@ -8,6 +8,7 @@ over a small device, plain frames for what a polite client would not send.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import random
 import subprocess
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 import pytest
 
 from anchorstore.client import Client, NeedAll
+from anchorstore.client import events as client_events
 from anchorstore.errors import InvalidRequest, UnknownSession
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import store_pb2 as pb
@@ -175,9 +177,10 @@ def test_hostile_streams_leave_every_invariant(here: Running) -> None:
 # ---- the client's publisher ----
 
 
-def connected(here: Running) -> Client:
+def connected(here: Running, deadline_seconds: float = OPTIONS.deadline_seconds) -> Client:
+    options = dataclasses.replace(OPTIONS, deadline_seconds=deadline_seconds)
     return Client.connect(
-        f"unix://{here.socket}", namespace=namespace(), layouts=[KV, ANCHOR], options=OPTIONS
+        f"unix://{here.socket}", namespace=namespace(), layouts=[KV, ANCHOR], options=options
     )
 
 
@@ -240,9 +243,12 @@ def found_again(client: Client) -> bool:
     return client.attached
 
 
-def test_publisher_engine_is_not_held_up_by_a_stuck_daemon(tmp_path: pathlib.Path) -> None:
+def test_publisher_engine_is_not_held_up_by_a_stuck_daemon(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_events, "ANSWER_SECONDS", 0.1)
     with running(tiered(tmp_path)) as here:
-        client = connected(here)
+        client = connected(here, deadline_seconds=2.0)
         stop = threading.Event()
 
         async def block() -> None:
@@ -251,10 +257,19 @@ def test_publisher_engine_is_not_held_up_by_a_stuck_daemon(tmp_path: pathlib.Pat
         events = client.events(queue_pages=64)
         blocked = threading.Thread(target=lambda: here.on_loop(block))
         blocked.start()
-        for _ in range(1000):
+        try:
+            for _ in range(1000):
+                events.touched(bytes(32))
+            assert int(str(client.counters()["events_dropped"])) > 0, "and we are here"
+            eventually(lambda: "no events are told for" in caplog.text)
+            assert "are misses" not in caplog.text, "lookups are not concerned"
+        finally:
+            stop.set()
+            blocked.join()
+
+        def is_told_again() -> bool:
             events.touched(bytes(32))
-        assert int(str(client.counters()["events_dropped"])) > 0, "and we are here"
-        stop.set()
-        blocked.join()
-        eventually(lambda: int(str(client.counters()["events_sent"])) > 0)
+            return int(str(client.counters()["events_sent"])) > 0
+
+        eventually(is_told_again)
         client.close()

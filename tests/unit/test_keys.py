@@ -105,6 +105,7 @@ def test_root_digest_after_a_change_of_one_field_differs(
         ("page_tokens", 0, str(PAGE_TOKENS_MAX)),
         ("page_tokens", PAGE_TOKENS_MAX + 1, str(PAGE_TOKENS_MAX)),
         ("salt", bytes(SALT_BYTES_MAX + 1), str(SALT_BYTES_MAX)),
+        ("model", "\udcff", "no text"),
     ],
 )
 def test_namespace_with_a_wrong_field_names_it_and_its_limit(

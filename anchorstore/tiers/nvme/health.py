@@ -40,6 +40,7 @@ class _Fault:
     state: State
     reason: str
     retry_at: float
+    is_tried: bool = False  # since it began
 
 
 class Health:
@@ -83,7 +84,7 @@ class Health:
             fault, now = self._faults["calls"], self._clock.now()
             if now < fault.retry_at:
                 return False
-            fault.retry_at = now + self.retry_seconds
+            fault.retry_at, fault.is_tried = now + self.retry_seconds, True
             return True  # this one is the try
 
     def worked(self, is_write: bool) -> None:
@@ -93,7 +94,9 @@ class Health:
         with self._lock:
             self._in_a_row = 0
             fault = self._faults.get("calls")
-            if fault is not None and (is_write or fault.state == State.OFFLINE):
+            if fault is None or not fault.is_tried:
+                return  # what was out as it began says nothing of it
+            if is_write or fault.state == State.OFFLINE:
                 self._end("calls")
 
     def failed(self, is_write: bool, code: int) -> None:
@@ -130,9 +133,10 @@ class Health:
             self._log(f"nvme: {self._name} {words}: {reason}")
         else:
             state, reason = before.state, before.reason
-        self._faults[cause] = _Fault(state, reason, self._clock.now() + self.retry_seconds)
+        tried = before is not None and before.is_tried
+        self._faults[cause] = _Fault(state, reason, self._clock.now() + self.retry_seconds, tried)
 
     def _end(self, cause: Cause) -> None:
         fault = self._faults.pop(cause, None)
         if fault is not None:
-            self._log(f"nvme: {self._name}: passed: {fault.reason}")
+            self._log(f"nvme: {self._name} works again, after: {fault.reason}")

@@ -181,7 +181,7 @@ class Journal:
             notes = self._without_blocks(notes)
         try:
             if self._file.is_removed():
-                reason = "its file was removed: what it holds ends with this daemon"
+                reason = "its file was removed or moved: what it holds ends with this daemon"
                 self._health.begin("file", reason)
             self._put(notes)
             self._file.fdatasync()

@@ -78,7 +78,13 @@ class DirectFile:
         return os.lseek(self.descriptor, 0, os.SEEK_END)
 
     def is_removed(self) -> bool:
-        return os.fstat(self.descriptor).st_nlink == 0
+        here = os.fstat(self.descriptor)
+        if not stat.S_ISREG(here.st_mode):
+            return False
+        try:
+            return not os.path.samestat(here, os.stat(self.name))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
 
     def resize(self, size: int) -> None:
         if stat.S_ISBLK(os.fstat(self.descriptor).st_mode):

@@ -45,6 +45,8 @@ def test_byte_array_of_a_tensor_is_its_memory() -> None:
         (np.zeros((4, 4), np.uint8)[:, ::2], "not contiguous"),
         (b"fixed", "read-only"),
         (17, "int has no bytes"),
+        (np.empty(4, object), "Python objects"),
+        (np.empty(4, [("size", "u4"), ("owner", object)]), "Python objects"),
     ],
 )
 def test_byte_array_of_what_cannot_be_filled_is_refused(buffer: Any, words: str) -> None:

@@ -4,6 +4,8 @@ Method: a table of each.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from anchorstore.errors import InvalidRequest
@@ -33,8 +35,10 @@ def test_address_written_rightly_is_read_and_written_back(
         ("tcp://host:0", "port 1 to 65535"),
         ("tcp://host:65536", "port 1 to 65535"),
         ("http://host:1", "unix:// or tcp://"),
+        (None, "None: must be text"),
+        ("unix:///run/a\0b", "zero byte"),
     ],
 )
-def test_address_written_wrongly_is_refused(text: str, words: str) -> None:
+def test_address_written_wrongly_is_refused(text: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         parse_address(text)

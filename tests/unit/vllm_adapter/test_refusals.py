@@ -14,7 +14,7 @@ import pytest
 from anchorstore.errors import ConfigError, ModelError
 from engine_adapter.vllm.checks import Facts, check, is_ours, refusal, version_refusal
 from engine_adapter.vllm.plugin import join_logs
-from engine_adapter.vllm.settings import Settings, settings_from_extra
+from engine_adapter.vllm.settings import MEBIBYTE, RANGES, Settings, settings_from_extra
 
 GOOD = Facts("", 1, 1, "sha256", "auto", True, 1, (), False, "auto")
 
@@ -112,6 +112,8 @@ def test_version_inside_of_the_range_is_accepted(version: str) -> None:
         ({"daemon": "unix:///x", "bring_in_seconds": 10**400}, "bring_in_seconds is"),
         ({"daemon": "unix:///x", "bring_in_seconds": float("inf")}, "bring_in_seconds is inf"),
         ({"daemon": "unix:///x", "deadline_seconds": 1e300}, "deadline_seconds is 1e"),
+        ({"daemon": "unix:///x", "deadline_seconds": 0}, "deadline_seconds is 0, must be 0.001"),
+        ({"daemon": "unix:///x", "thread_deadline_seconds": 0}, "thread_deadline_seconds is 0"),
         ({"daemon": "unix:///x", "retry_seconds": float("nan")}, "retry_seconds is nan"),
         ({"daemon": "unix:///x", "model": "m" * 300}, "model has 300 bytes"),
         ({"daemon": "unix:///x", "model": "\ud800"}, "model is no text"),
@@ -120,6 +122,16 @@ def test_version_inside_of_the_range_is_accepted(version: str) -> None:
 def test_extra_config_that_makes_no_sense_is_refused(extra: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings_from_extra(extra)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_extra_config_at_its_bounds_is_what_the_client_takes(name: str) -> None:
+    for value in RANGES[name]:
+        if name == "margin_tokens":
+            value -= value % 64
+        settings = settings_from_extra({"daemon": "unix:///x", name: value})
+        staging_bytes = settings.staging_mebibytes * MEBIBYTE
+        settings.lookup_options("scheduler"), settings.thread_options("worker", staging_bytes)
 
 
 def test_extra_config_with_a_daemon_alone_takes_the_defaults() -> None:

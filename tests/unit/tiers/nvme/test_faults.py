@@ -109,7 +109,7 @@ def test_errors_on_every_slot_take_the_device_offline_until_a_try_works(world: W
     assert statuses(world.device, world.blocks) == [Status.REFUSED] * 8
     world.clock.advance(RETRY_SECONDS)
     assert statuses(world.device, world.blocks) == [1] * 8
-    assert world.state() == State.HEALTHY and "passed" in world.log[1]
+    assert world.state() == State.HEALTHY and "works again" in world.log[1]
     world.device.close()
 
 
@@ -139,8 +139,31 @@ def test_vanished_device_is_offline_at_once(world: World) -> None:
     assert world.device.close()
 
 
-def test_removed_file_takes_nothing_new(world: World) -> None:
-    os.remove(world.path / FILE_NAME)
+def test_full_device_with_a_hole_left_is_full_until_a_try_works(world: World) -> None:
+    _, offset = world.place(11)  # four of the eight that are written
+    data_offset, _ = world.place(0)
+    world.faults.fail("write", errno.ENOSPC, start=data_offset, stop=offset)
+    for _ in range(3):
+        world.write_again()
+        assert world.state() == State.READ_ONLY, "what was out as it began says nothing"
+    assert len(world.log) == 1
+    world.faults.release()
+    world.clock.advance(RETRY_SECONDS)
+    assert world.write_again() == [1] * 8
+    assert world.state() == State.HEALTHY and len(world.log) == 2
+    world.device.close()
+
+
+@pytest.mark.parametrize("away", ["removed", "moved", "folder moved", "replaced"])
+def test_file_that_is_not_at_its_path_takes_nothing_new(world: World, away: str) -> None:
+    if away == "folder moved":
+        os.rename(world.path, world.path.with_name("elsewhere"))
+    elif away == "moved":
+        os.rename(world.path / FILE_NAME, world.path / "elsewhere")
+    else:
+        os.remove(world.path / FILE_NAME)
+    if away == "replaced":
+        (world.path / FILE_NAME).write_bytes(b"")
     assert world.write_again() == [1] * 8  # nobody has looked yet
     world.device.note_blocks(world.blocks.plan.entries(np.ones(8, np.bool_)))
     world.device.flush().result(10)
@@ -150,7 +173,7 @@ def test_removed_file_takes_nothing_new(world: World) -> None:
     assert world.write_again() == [Status.REFUSED] * 8
     assert statuses(world.device, world.blocks) == [1] * 8
     world.device.close()
-    assert not (world.path / FILE_NAME).exists()
+    assert (world.path / FILE_NAME).exists() == (away == "replaced")
 
 
 def test_short_writes_and_reads_are_continued(world: World) -> None:
