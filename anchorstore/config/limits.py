@@ -130,7 +130,7 @@ class LimitsConfig:
     )
     evict_step_blocks: int = setting(
         values.count(1, 1_048_576),
-        64,
+        32,
         "Blocks or pages evicted in one go before other calls are served again.",
         "Seldom.",
     )
