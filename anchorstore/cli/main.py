@@ -7,13 +7,15 @@
 Only the chosen command is imported: `anchorstore --help` is quick, and commands of the base install
 work where the daemon's or the engine's packages are missing.
 
-Exit codes: 0 done, 1 a check failed, 2 wrong usage or configuration, 3 daemon unreachable.
+Exit codes: 0 done, 1 a check failed, 2 wrong usage or configuration, 3 daemon unreachable, 4 the
+output could not be written.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import importlib
 import os
 import sys
@@ -25,6 +27,8 @@ from anchorstore.cli.options import CommandParser
 from anchorstore.errors import AnchorStoreError, DataError, Unavailable
 
 DONE, FAILED, USAGE, UNREACHABLE, UNWRITTEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
+OUTPUT_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
+"""Of `anchorstore ls > /full/disk`, for example."""
 _DESCRIPTION = "A shared, tiered store of anchors and KV pages for hybrid language models."
 _EPILOG = """\
 exit codes: 0 done, 1 a check failed, 2 wrong usage or configuration, 3 daemon unreachable,
@@ -133,7 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `anchorstore ls | head`: the reader has had enough
         _drop_output()
         return DONE
-    except OSError as error:  # `anchorstore ls > /full/disk`, most likely
+    except OSError as error:
+        if error.errno not in OUTPUT_ERRORS:
+            raise
         print(f"{prefix}: {error}", file=sys.stderr)
         _drop_output()
         return UNWRITTEN
