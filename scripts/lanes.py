@@ -115,17 +115,24 @@ def stop(process: subprocess.Popen[str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def pytest_options(lane: Lane, soak: bool, further: list[str]) -> list[str]:
+    """What pytest is told: which tests, and how long one may take, without end where `soak`."""
+    options = ["-m", "slow" if soak else "not slow", *further]
+    if soak or lane in APART:  # an engine takes long to import and to start
+        options += [f"--timeout={0 if soak else 900}", "-o", "faulthandler_timeout=0"]
+    return options + (["--durations=12"] if lane in APART else [])
+
+
 def run(lane: Lane, soak: bool, options: list[str]) -> Outcome:
     """Runs a lane, passing its output on line by line; `options` are pytest's."""
     folders = [f"tests/{name}" for name in lane.folders if (ROOT / "tests" / name).is_dir()]
     if not folders:
         return Outcome(lane, False, 0.0, "no such folder below tests/")
-    command = [sys.executable, "-m", "pytest", "-m", "slow" if soak else "not slow"]
-    command += ["--timeout=0", "-o", "faulthandler_timeout=0"] if soak else []
+    command = [sys.executable, "-m", "pytest", *folders, *pytest_options(lane, soak, options)]
     print(f"\n==== lane {lane.name}: {lane.purpose}", flush=True)
     start = time.monotonic()
     process = subprocess.Popen(
-        command + folders + options,
+        command,
         cwd=ROOT,
         env=environment(soak),
         stdin=subprocess.DEVNULL,
@@ -165,8 +172,6 @@ def main() -> int:
     chosen = [lane for lane in LANES if not arguments.lanes or lane.name in arguments.lanes]
     chosen = [lane for lane in APART if getattr(arguments, lane.name)] or chosen
     options = shlex.split(arguments.pytest)
-    if chosen[0] in APART:  # an engine takes long to import and to start
-        options += ["--timeout=900", "-o", "faulthandler_timeout=0", "--durations=12"]
     outcomes = [run(lane, arguments.soak, options) for lane in chosen]
     print("\n==== lanes")
     for outcome in outcomes:

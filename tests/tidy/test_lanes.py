@@ -1,5 +1,6 @@
-"""Goal: a lane that is stopped leaves nobody behind.
-Method: a process that starts another one in a session of its own, as tests start servers.
+"""Goal: a lane that is stopped leaves nobody behind, and the long runs end by themselves alone.
+Method: a process that starts another one in a session of its own, as tests start servers; what
+pytest is told.
 """
 
 from __future__ import annotations
@@ -7,7 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from scripts.lanes import stop
+import pytest
+
+from scripts.lanes import APART, LANES, Lane, pytest_options, stop
 
 LANE = """
 import subprocess, sys, time
@@ -29,3 +32,10 @@ def test_lane_when_stopped_takes_along_servers_in_sessions_of_their_own() -> Non
     assert process.stdout.read() == ""  # ends once the last process that could write has
     assert process.wait() < 0
     process.stdout.close()
+
+
+@pytest.mark.parametrize("lane", [*LANES, *APART], ids=lambda lane: lane.name)
+def test_slow_tests_of_every_lane_may_take_as_long_as_they_take(lane: Lane) -> None:
+    limits = [each for each in pytest_options(lane, True, ["-k", "x"]) if "--timeout" in each]
+    assert limits == ["--timeout=0"]
+    assert "--timeout=0" not in pytest_options(lane, False, [])
