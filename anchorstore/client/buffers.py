@@ -30,7 +30,7 @@ def byte_array(buffer: Any, name: str, *, writable: bool = False) -> Bytes:
         if not isinstance(buffer, np.ndarray):
             raise InvalidRequest(f"{name}: {type(buffer).__name__} has no bytes") from error
         view = memoryview(buffer.view(np.uint8))  # a dtype that the buffer protocol lacks
-    if "O" in view.format:
+    if isinstance(view.obj, np.ndarray) and view.obj.dtype.hasobject:
         raise InvalidRequest(f"{name} holds Python objects, must hold plain bytes")
     if not view.c_contiguous:
         raise InvalidRequest(f"{name} of shape {view.shape} is not contiguous")

@@ -54,6 +54,12 @@ def test_byte_array_of_what_cannot_be_filled_is_refused(buffer: Any, words: str)
         byte_array(buffer, "it", writable=True)
 
 
+def test_byte_array_goes_by_what_fields_are_not_by_their_names() -> None:
+    records = np.zeros(2, [("Owner", "u4"), ("size", "u4")])
+    byte_array(records, "it", writable=True)[:] = 1
+    assert (records["Owner"] == 0x01010101).all()
+
+
 def test_byte_array_of_a_transposed_tensor_is_refused() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(InvalidRequest, match="contiguous"):
