@@ -40,7 +40,7 @@ class _Fault:
     state: State
     reason: str
     retry_at: float
-    is_tried: bool = False  # since it began
+    is_tried: bool = False  # since the last error
 
 
 class Health:
@@ -133,8 +133,7 @@ class Health:
             self._log(f"nvme: {self._name} {words}: {reason}")
         else:
             state, reason = before.state, before.reason
-        tried = before is not None and before.is_tried
-        self._faults[cause] = _Fault(state, reason, self._clock.now() + self.retry_seconds, tried)
+        self._faults[cause] = _Fault(state, reason, self._clock.now() + self.retry_seconds)
 
     def _end(self, cause: Cause) -> None:
         fault = self._faults.pop(cause, None)
