@@ -235,6 +235,11 @@ class Client(Face):
             self._publisher = EventPublisher(self, queue_pages, settle_seconds)
         return self._publisher
 
+    @property
+    def events_dropped(self) -> int:
+        """That of counters() alone, cheap enough for every step of an engine."""
+        return self._session.counters.events_dropped
+
     # ---- the end ----
 
     def flush(self, deadline_seconds: float | None = None) -> None:

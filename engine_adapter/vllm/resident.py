@@ -133,17 +133,25 @@ class Resident:
             self._tally.add("events", self._pages_per_block, "removed")
 
     def sweep(self) -> None:
-        """Looks at some blocks in turn; what the daemon has lost it is told again."""
-        for _ in range(min(SWEPT_A_STEP, len(self._turn))):
-            block_id = self._turn.popleft()
+        """Looks at some blocks in turn; what the daemon has lost it is told again.
+
+        Part of every step of the engine: neighbours are mostly of one space, asked for once.
+        """
+        count = min(SWEPT_A_STEP, len(self._turn))
+        space: SpaceKey | None = None
+        publisher = epoch = None
+        for block_id in [self._turn.popleft() for _ in range(count)]:
             held = self._held[block_id]
             if self._hash_of(block_id) != held.block_hash:
                 del self._held[block_id]
                 self._gone(held)
                 continue
             self._turn.append(block_id)
-            publisher = self._publisher_of(held.space)
-            if publisher is not None and held.epoch is not publisher.epoch:
+            if held.space is not space:
+                space = held.space
+                publisher = self._publisher_of(space)
+                epoch = None if publisher is None else publisher.epoch
+            if publisher is not None and held.epoch is not epoch:
                 self._tell(publisher, held, is_used=False)
         self._tell_pins()
 

@@ -146,3 +146,30 @@ def test_page_is_pinned_while_any_request_runs_behind_it() -> None:
     assert world.told() == [("unpinned", "b")]
     world.resident.unpin("one")
     assert world.told() == [("unpinned", "c")]
+
+
+def test_sweep_tells_each_space_its_own_and_asks_for_it_once_a_run_of_its_blocks() -> None:
+    spaces = [SpaceKey(salt=b"one"), SpaceKey(salt=b"two")]
+    notebooks = {space: Notebook() for space in spaces}
+    pool: dict[int, str] = {}
+    asked: list[SpaceKey] = []
+
+    def publisher_of(space: SpaceKey) -> Notebook:
+        asked.append(space)
+        return notebooks[space]
+
+    resident = Resident(pool.get, publisher_of, 1, Tally())
+    for first, space, names in ((0, spaces[0], "abc"), (3, spaces[1], "de"), (5, spaces[0], "f")):
+        ids = list(range(first, first + len(names)))
+        pool |= dict(zip(ids, names, strict=True))
+        resident.note(space, hashes(names), ids, range(len(names)), 0)
+    for notebook in notebooks.values():
+        notebook.take()
+        notebook.epoch = object()
+    asked.clear()
+    resident.sweep()
+    assert asked == [spaces[0], spaces[1], spaces[0]]
+    assert notebooks[spaces[0]].take() == [("stored", name) for name in "abcf"]
+    assert notebooks[spaces[1]].take() == [("stored", name) for name in "de"]
+    resident.sweep()
+    assert not any(notebook.take() for notebook in notebooks.values())
