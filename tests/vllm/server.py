@@ -43,8 +43,10 @@ class Server:
         *,
         extra: Mapping[str, Any] | None = None,
         options: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`extra`: the connector's extra config; None is stock vLLM."""
+        """`extra`: the connector's extra config; None is stock vLLM.  `variables` are added to the
+        environment."""
         self.port = free_port()
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", "tiny", "--enforce-eager"]
@@ -61,7 +63,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+            env=environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"} | dict(variables or {}),
             start_new_session=True,
         )
 
