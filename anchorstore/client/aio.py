@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from anchorstore.client import mapping
@@ -54,6 +55,7 @@ class AsyncDriver:
         self._process = os.getpid()
         self._tls = session.options.tls_context()
         self._link: _Link | None = None
+        self._letting_go: set[asyncio.Task[None]] = set()
 
     async def run(self, steps: Steps[T]) -> T:
         """The steps' result; raises what they raise."""
@@ -129,11 +131,11 @@ class AsyncDriver:
             async with asyncio.timeout(remaining(until, session.clock, f"connect to {address}")):
                 if isinstance(address, UnixAddress):
                     _, link = await loop.create_unix_connection(
-                        lambda: _Link(session), address.path
+                        lambda: _Link(session, self._hung_up), address.path
                     )
                     return link
                 transport, link = await loop.create_connection(
-                    lambda: _Link(session), address.host, address.port, ssl=self._tls
+                    lambda: _Link(session, self._hung_up), address.host, address.port, ssl=self._tls
                 )
         except TimeoutError as error:
             raise DeadlineExceeded(f"{address}: no connection in time") from error
@@ -141,6 +143,17 @@ class AsyncDriver:
             raise ConnectFailed(f"{address}: {reason_of(error)}") from error
         set_tcp_options(transport.get_extra_info("socket"))
         return link
+
+    def _hung_up(self) -> None:
+        """By the daemon, perhaps between calls; see Session.let_go."""
+        task = asyncio.ensure_future(self._let_go())
+        self._letting_go.add(task)
+        task.add_done_callback(self._letting_go.discard)
+
+    async def _let_go(self) -> None:
+        async with self._lock:
+            if not self.session.is_bound:  # no other connection has taken its place
+                self.session.let_go()
 
     def _hang_up(self) -> None:
         if self._link is not None:
@@ -163,8 +176,8 @@ async def _work(work: Work) -> Any:
 class _Link(asyncio.BufferedProtocol):
     """One connection.  It tells the session when it is lost."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, on_hung_up: Callable[[], None]) -> None:
+        self._session, self._on_hung_up = session, on_hung_up
         self._exchange = Exchange()
         self._waiter: asyncio.Future[Frame] | None = None
         self._transport: Any = None  # uvloop's transports share no base with asyncio's
@@ -232,4 +245,6 @@ class _Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.set()
+        if not self.is_lost:
+            self._on_hung_up()
         self._fail(ConnectFailed(f"{self._session.address} hung up: {error or 'end of stream'}"))

@@ -12,6 +12,7 @@ process that made it: after a fork, calls raise (join the session from the child
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from anchorstore.transport.tcp import dial
 
 T = TypeVar("T")
 
+_HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 TIMEOUT_SLACK = 0.02  # a socket's timeout is set anew where it is off by more of what is left
 
 
@@ -79,6 +81,18 @@ class Driver:
             if is_inside:
                 self._leave()
 
+    def look(self) -> None:
+        """Between calls: whether the daemon has hung up; see Session.let_go."""
+        if not self._lock.acquire(blocking=False):
+            return  # a call finds out itself
+        try:
+            if self._socket is not None and _has_hung_up(self._socket):
+                self._hang_up()
+            if self._socket is None and self.session.has_memory:
+                self.session.let_go()
+        finally:
+            self._lock.release()
+
     def _leave(self) -> None:
         self.session.gate.settle()
         self._lock.release()
@@ -122,6 +136,7 @@ class Driver:
                 self._arm(connection, call.until)
                 size = connection.recv_into(exchange.receiver.buffer())
                 if not size:
+                    self.session.let_go()
                     raise ConnectFailed(f"{self.session.address} hung up")
                 exchange.receiver.filled(size)
                 frame = exchange.poll()
@@ -136,6 +151,7 @@ class Driver:
             raise
         except OSError as error:
             self._hang_up()
+            self.session.let_go()
             raise ConnectFailed(f"{self.session.address}: {reason_of(error)}") from error
         except BaseException:
             self._hang_up()
@@ -156,3 +172,9 @@ class Driver:
         self.session.lost_connection()
         if connection is not None:
             connection.close()
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, _HUNG_UP)
+    return bool(poll.poll(0))

@@ -21,6 +21,7 @@ from anchorstore.client.janitor import Janitor
 from anchorstore.client.lookups import Found
 from anchorstore.client.options import ClientOptions, NamespaceSpec, Need
 from anchorstore.client.session import Session
+from anchorstore.client.watch import WATCH
 from anchorstore.client.writing import Answer, PutOutcome, ReservationBase
 from anchorstore.clock import Clock, SystemClock
 from anchorstore.keys import LINEAGE_ANY
@@ -39,6 +40,8 @@ class Client(Face):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._driver = Driver(session)
+        if session.is_local:
+            WATCH.add(self._driver)
         self._publisher: EventPublisher | None = None
         self._janitor = Janitor(self, session.options.release_linger_seconds)
 

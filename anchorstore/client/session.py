@@ -102,6 +102,11 @@ class Session:
         has_touches = self.direct is not None and bool(self.direct.touched)
         return self.is_bound and (bool(self.pending) or has_touches)
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether anything of the daemon's is mapped."""
+        return bool(len(self.cache) or len(self.staging_memory))
+
     def forget_news(self) -> None:
         """Nobody is told."""
         self.pending.clear()
@@ -171,6 +176,14 @@ class Session:
     def lost_connection(self) -> None:
         """The driver's connection is gone."""
         self.is_bound = False
+
+    def let_go(self) -> None:
+        """The daemon has hung up.  Should it be gone, nothing of its memory shall stay mapped for
+        the sake of a client that does not call; a session that is joined again maps anew."""
+        self.cache.clear()
+        self.staging_memory = memoryview(b"")
+        if self.attachment is not None:
+            self._on_host(self.attachment)
 
     # ---- attaching ----
 
@@ -251,6 +264,10 @@ class Session:
         self.attachment, self._may_join, self.is_bound = attachment, True, False
         self.staging, self.staging_memory = Staging(attachment.staging_bytes), memoryview(b"")
         self.pending.clear()
+        self._on_host(attachment)
+
+    def _on_host(self, attachment: Attachment) -> None:
+        """Reads in place begin with nothing mapped."""
         self.direct = self._direct_reader(attachment)
         self._leave_device()
         if self.options.device is not None:

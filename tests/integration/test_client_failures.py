@@ -102,10 +102,10 @@ def test_daemon_killed_between_lookup_and_read_leaves_whole_bytes_or_none(
     loaded.blocks(0).copy_into(out)  # what is mapped or fetched stays: nobody else can write it
     assert (out == made.kv).all()
     loaded.verify()
-    try:
-        unread.blocks(0).copy_into(out)  # mapped already on this host, to be fetched from another
+    try:  # on this host what is mapped still, for a second; from another nothing
+        unread.blocks(0).copy_into(out)
     except Unavailable:
-        assert client.address.startswith("tcp")
+        pass
     else:
         assert client.address.startswith("unix") and (out == made.kv).all()
     assert miss_of(client, made.hashes) in ("unreachable", "deadline")

@@ -4,17 +4,28 @@ Method: look at this process's own mappings and at what the kernel allows on the
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import pathlib
+import socket
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from anchorstore.client import Client, NeedAll
+from anchorstore.client import AsyncClient, Client, NeedAll
 from anchorstore.errors import LeaseError, TornBlock
 from anchorstore.testing.daemon import Daemon
-from tests.integration.client_world import KV, LAYOUTS, OPTIONS, namespace, pages, stored
+from tests.integration.client_world import (
+    KV,
+    LAYOUTS,
+    OPTIONS,
+    Pages,
+    eventually,
+    namespace,
+    pages,
+    stored,
+)
 
 ALL_KV = [NeedAll(0)]
 
@@ -115,3 +126,75 @@ def test_block_given_up_while_it_is_read_is_torn(client: Client) -> None:
             reader.blocks(0).copy_into(out)
         assert caught.type is TornBlock
     assert client.counters()["torn"] == 1
+
+
+def read_in_every_way(client: Client, seed: int = 0) -> Pages:
+    """Has segments, staging memory and hints mapped; nothing is read any more."""
+    made = stored(client, 2, seed)
+    with client.lookup(made.hashes, ALL_KV) as window:
+        window.blocks(0)[0].release()
+    out = bytearray(made.kv.nbytes)
+    assert client.get(made.hashes, 0, out) == client.get(made.hashes, 0, out) == 2
+    return made
+
+
+def test_idle_client_keeps_nothing_of_a_killed_daemon_but_what_is_read(
+    daemon: Daemon, client: Client
+) -> None:
+    before = mappings()
+    made = read_in_every_way(client)
+    window = client.lookup(made.hashes, ALL_KV)
+    block = np.frombuffer(window.blocks(0)[1], np.uint8)
+    assert len(mappings()) >= len(before) + 3
+    daemon.kill()
+    eventually(lambda: len(mappings()) == len(before) + 1)
+    assert (block == made.kv[1]).all()
+    del block
+    window.release()
+    del window
+    eventually(lambda: mappings() == before)
+    daemon.start()
+    eventually(lambda: client.lookup(made.hashes, ALL_KV).miss == "not_stored")
+    read_in_every_way(client)
+
+
+def test_client_whose_connection_broke_maps_anew_and_goes_on(client: Client) -> None:
+    before = mappings()
+    made = read_in_every_way(client)
+    connection = client._driver._socket
+    assert connection is not None
+    connection.shutdown(socket.SHUT_RDWR)
+    eventually(lambda: mappings() == before and not client.attached)
+    out = bytearray(made.kv.nbytes)
+    assert client.get(made.hashes, 0, out) == 2 and out == made.kv.tobytes()
+    read_in_every_way(client, seed=1)
+    assert client.counters()["connections"] == 2
+
+
+def test_client_that_gave_a_hung_daemon_up_keeps_nothing_of_it(
+    daemon: Daemon, client: Client
+) -> None:
+    before = mappings()
+    made = read_in_every_way(client)
+    daemon.freeze()
+    for _ in range(4):
+        client.lookup(made.hashes, ALL_KV, deadline_seconds=0.2).release()
+    daemon.kill()
+    eventually(lambda: mappings() == before)
+
+
+def test_idle_client_of_an_event_loop_keeps_nothing_of_a_killed_daemon(daemon: Daemon) -> None:
+    async def idle() -> None:
+        client = await AsyncClient.connect(
+            daemon.address, namespace=namespace(), layouts=LAYOUTS, options=OPTIONS
+        )
+        before = mappings()
+        made = pages(client, 2)
+        assert (await client.put(None, 0, made.hashes, made.blocks())).sealed == 4
+        assert await client.get(made.hashes, 0, bytearray(made.kv.nbytes)) == 2
+        assert mappings() != before
+        daemon.kill()
+        await asyncio.to_thread(eventually, lambda: mappings() == before)
+        await client.close()
+
+    asyncio.run(idle())
