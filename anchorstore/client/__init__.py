@@ -12,7 +12,7 @@ Reading order::
     handover.py   leases for other processes      buffers.py    bytes, arrays, tensors
     device.py     blocks into a CUDA device's memory
     events.py     what an engine's own cache does
-    blocking.py, client.py, janitor.py     the blocking face
+    blocking.py, client.py, janitor.py, watch.py     the blocking face
     aio.py, async_client.py                the asyncio face
 """
 
