@@ -324,7 +324,10 @@ def test_reply_after_its_deadline_is_not_taken_for_the_next_one(
     answers = {Method.ATTACH: slow.attach, Method.LOOKUP: slow.lookup}
     with CannedDaemon(tmp_path / "s.sock", answers) as daemon:
         client = face.connect(
-            f"unix://{tmp_path / 's.sock'}", namespace=namespace(), layouts=LAYOUTS, options=HASTY
+            f"unix://{tmp_path / 's.sock'}",
+            namespace=namespace(),
+            layouts=LAYOUTS,
+            options=dataclasses.replace(HASTY, release_linger_seconds=60.0),  # for lookups alone
         )
         seen = []
         for deadline in (WAIT_SECONDS, SHORT_SECONDS):

@@ -63,7 +63,6 @@ class Stage:
         plan: what is to come.
         book, truth: the prompts, and what stock vLLM answers to them.
         logs: where servers log.
-        warm_requests: before memory is compared.
     """
 
     model: pathlib.Path
@@ -71,14 +70,13 @@ class Stage:
     book: Book
     truth: Reference
     logs: pathlib.Path
-    warm_requests: int
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((SHORT, 1, CONTROL_REQUESTS), id="short"),
-        pytest.param((LONG, 3, WARM_REQUESTS), id="long", marks=pytest.mark.slow),
+        pytest.param((SHORT, 1), id="short"),
+        pytest.param((LONG, 3), id="long", marks=pytest.mark.slow),
     ],
 )
 def stage(
@@ -86,13 +84,13 @@ def stage(
     models: pathlib.Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Stage:
-    plan, size, warm_requests = request.param
+    plan, size = request.param
     model, prompts = tiny.make(MODEL, models), book(plan.seed, CONTEXT_TOKENS, size)
     logs = tmp_path_factory.mktemp("soak")
     with Server(model, logs / "stock", options=SMALL) as server:
         truth = reference(server.ready(), prompts)
     print(f"{len(prompts.requests)} prompts, stock differs by {truth.floor:.4f}")
-    return Stage(model, plan, prompts, truth, logs, warm_requests)
+    return Stage(model, plan, prompts, truth, logs)
 
 
 @pytest.fixture
@@ -132,7 +130,7 @@ def test_traffic_under_faults_is_answered_rightly_and_memory_stays(
     log = stage.logs / "server"
     with Server(stage.model, log, extra=extra, options=SMALL, variables=FEW_KERNELS) as server:
         soak = Soak(server.ready(), own_daemon, stage.plan, stage.book, stage.truth)
-        control = soak.run(at_least=stage.warm_requests)
+        control = soak.run(at_least=WARM_REQUESTS)
         show("without faults", control)
         check(control)
         assert control.hits >= HIT_SHARE * control.answered
