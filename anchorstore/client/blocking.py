@@ -84,7 +84,7 @@ class Driver:
     def look(self) -> None:
         """Between calls: whether the daemon has hung up; see Session.let_go."""
         if not self._lock.acquire(blocking=False):
-            return  # a call finds out itself
+            return  # a call is under way: the next look will tell
         try:
             if self._socket is not None and _has_hung_up(self._socket):
                 self._hang_up()
@@ -136,7 +136,6 @@ class Driver:
                 self._arm(connection, call.until)
                 size = connection.recv_into(exchange.receiver.buffer())
                 if not size:
-                    self.session.let_go()
                     raise ConnectFailed(f"{self.session.address} hung up")
                 exchange.receiver.filled(size)
                 frame = exchange.poll()
@@ -151,7 +150,6 @@ class Driver:
             raise
         except OSError as error:
             self._hang_up()
-            self.session.let_go()
             raise ConnectFailed(f"{self.session.address}: {reason_of(error)}") from error
         except BaseException:
             self._hang_up()
