@@ -72,6 +72,8 @@ def check_text(answer: admin_pb2.CheckResponse) -> str:
         counted += f", {number(answer.blocks_verified)} checksums"
     if answer.nvme_blocks_unread:
         counted += f", {number(answer.nvme_blocks_unread)} blocks in nvme not read in time"
+    if answer.nvme_blocks_outdated:
+        counted += f", {number(answer.nvme_blocks_outdated)} blocks in nvme outdated"
     if answer.ok:
         return f"ok: {counted}\n"
     lines = "".join(f"  {violation}\n" for violation in answer.violations)

@@ -132,7 +132,8 @@ class Admin:
         if service.nvme is not None and service.reads is not None:
             nvme = NvmeCheck(self._core, service.nvme, service.reads, service.clock)
             await nvme.run(found, rate or NVME_BYTES_PER_SECOND)
-        response.blocks_verified, response.nvme_blocks_unread = found.right, found.unread
+        response.blocks_verified = found.right
+        response.nvme_blocks_unread, response.nvme_blocks_outdated = found.unread, found.outdated
         response.violations.extend(found.wrong)
         response.ok = not response.violations
         return response

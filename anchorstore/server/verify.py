@@ -7,7 +7,8 @@
            second: nothing is brought into the pool, nothing leaves it
 
 Calls go on meanwhile.  A block may be evicted while it is read: only one that still lies where it
-did afterwards counts.
+did afterwards counts.  A slot of nvme that shows another block is no damage: the daemon was killed
+after the slot was used again and before the journal said so.  Whoever asks for the block misses.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ CHECKER = 0  # among the owners of reads: no namespace has this number
 WORDS = {
     Status.FAILED: "cannot be read",
     Status.TORN: "its bytes have another checksum",
-    Status.OTHER: "it holds another block",
     Status.FOREIGN: "no block of this device lies there",
 }
 
 
 @dataclasses.dataclass(slots=True)
 class Verified:
-    """What was found so far: places that are right, wrong ones in words, and those not read."""
+    """What was found so far: places that are right, wrong ones in words, and of nvme those not
+    read and those that a later block took."""
 
     right: int = 0
     wrong: list[str] = dataclasses.field(default_factory=list)
     unread: int = 0
+    outdated: int = 0
 
     def blame(self, texts: list[str]) -> None:
         """Notes what is wrong, as long as there is room."""
@@ -151,8 +153,9 @@ class NvmeCheck:
     def _judge(self, table: ColdTable, status: U8, found: Verified) -> None:
         stands = self._core.audit.stands(table)
         found.right += int((stands & (status == Status.OK)).sum())
-        bad = np.flatnonzero(stands & np.isin(status, LOST))
-        found.unread += int((stands & (status != Status.OK)).sum()) - len(bad)
+        found.unread += int((stands & (status != Status.OK) & ~np.isin(status, LOST)).sum())
+        found.outdated += int((stands & (status == Status.OTHER)).sum())
+        bad = np.flatnonzero(stands & np.isin(status, list(WORDS)))
         devices = self._nvme.devices_of(table.unit[bad]).tolist()
         texts = []
         for at, number in zip(bad.tolist(), devices, strict=True):

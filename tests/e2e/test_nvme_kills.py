@@ -128,13 +128,16 @@ class World:
                 self.damages.append((at, at + len(junk)))
         self.counts["damaged"] += 1
 
-    def check(self) -> None:
-        """The daemon finds nothing broken but what was scrambled and not asked for since."""
+    def check(self, outdated: int) -> None:
+        """The daemon finds nothing broken but what was scrambled and not asked for since, and no
+        more slots that a later block took than lay there before it started."""
         assert main(["check", "--socket", self.daemon.socket_path]) == 0
         answer = io.StringIO()
         with contextlib.redirect_stdout(answer):
             main(["check", "--socket", self.daemon.socket_path, "--checksums", "--json"])
-        for text in json.loads(answer.getvalue())["violations"]:
+        found = json.loads(answer.getvalue())
+        assert int(found["nvme_blocks_outdated"]) <= outdated, found
+        for text in found["violations"]:
             [start] = [int(number) for number in re.findall(r"slot at byte (\d+)", text)]
             stop = start + max(slot_bytes_of(layout.block_bytes()) for layout in LAYOUTS)
             assert any(start < end and at < stop for at, end in self.damages), text
@@ -163,12 +166,12 @@ def rounds(folder: pathlib.Path, seed: int, count: int) -> dict[str, int]:
             timer.join()
             if turn % 3 == 2:
                 world.damage()
-            check_device(world.device, checksums=True, log=lambda text: None)
+            report = check_device(world.device, checksums=True, log=lambda text: None)
             world.daemon.start()
             world.client.close()
             world.client = world.connected()
             world.counts["cold_hits"] += sum(world.read(seed) for seed in list(world.paths))
-            world.check()
+            world.check(report.slots.get("outdated", 0))
     finally:
         world.client.close()
         world.daemon.kill()

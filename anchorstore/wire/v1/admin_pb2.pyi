@@ -221,20 +221,22 @@ class CheckRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., checksums: bool = ..., nvme_bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class CheckResponse(_message.Message):
-    __slots__ = ("ok", "violations", "pages", "blocks", "blocks_verified", "nvme_blocks_unread")
+    __slots__ = ("ok", "violations", "pages", "blocks", "blocks_verified", "nvme_blocks_unread", "nvme_blocks_outdated")
     OK_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_VERIFIED_FIELD_NUMBER: _ClassVar[int]
     NVME_BLOCKS_UNREAD_FIELD_NUMBER: _ClassVar[int]
+    NVME_BLOCKS_OUTDATED_FIELD_NUMBER: _ClassVar[int]
     ok: bool
     violations: _containers.RepeatedScalarFieldContainer[str]
     pages: int
     blocks: int
     blocks_verified: int
     nvme_blocks_unread: int
-    def __init__(self, ok: bool = ..., violations: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_verified: _Optional[int] = ..., nvme_blocks_unread: _Optional[int] = ...) -> None: ...
+    nvme_blocks_outdated: int
+    def __init__(self, ok: bool = ..., violations: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_verified: _Optional[int] = ..., nvme_blocks_unread: _Optional[int] = ..., nvme_blocks_outdated: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("token", "root_digest", "path_hashes")

@@ -104,10 +104,22 @@ async def test_block_that_has_gone_meanwhile_is_not_blamed() -> None:
 
     def judge(units: list[int]) -> list[Status]:
         small.store.remove(engine.root, gone[:32])
-        return [Status.OTHER if unit < 24 else Status.TORN for unit in units]
+        return [Status.FOREIGN if unit < 24 else Status.TORN for unit in units]
 
     found = Verified()
     check, _ = check_of(small, Reads(judge))
     await check.run(found, verify.NVME_BYTES_PER_SECOND)
     assert len(found.wrong) == BLOCKS - 8 and found.right == 0
     assert found.wrong[0] == "/mnt/a, slot at byte 1114112: its bytes have another checksum"
+
+
+async def test_slot_that_a_later_block_took_is_counted_and_no_damage() -> None:
+    small, _ = filled()
+
+    def judge(units: list[int]) -> list[Status]:
+        return [Status.OTHER if unit == 8 else Status.OK for unit in units]
+
+    found = Verified()
+    check, _ = check_of(small, Reads(judge))
+    await check.run(found, verify.NVME_BYTES_PER_SECOND)
+    assert (found.right, found.wrong, found.unread, found.outdated) == (BLOCKS - 1, [], 0, 1)
