@@ -13,7 +13,8 @@ out of it (scheduler, worker, taps in the layers: what remains is stock vLLM) or
 The order is drawn for each prompt: what goes on behind an answer then falls on all alike.  vLLM's
 own cache is emptied before each; the prompt is new to the daemon when it is asked with the
 connector, so that every page is copied out and sealed, and none is found.  A pair is the mean of
-some prompts asked in turn.
+some prompts asked in turn.  On a CPU the step has the cores that a server's would have; daemon and
+saver have the rest.
 
 What the adapter costs is mostly the same time for every model, so that a ratio says as much of the
 model: the default one is that of the branch trace, whose 1024 tokens take over a second here.
@@ -46,7 +47,13 @@ from benchmarks.engine.figures import compared_means
 from benchmarks.engine.metrics import parse
 from benchmarks.engine.models import facts
 from benchmarks.engine.report import aligned
-from benchmarks.engine.servers import CONNECTOR, CONNECTOR_MODULE, PAGE_TOKENS, beside_the_step
+from benchmarks.engine.servers import (
+    CONNECTOR,
+    CONNECTOR_MODULE,
+    PAGE_TOKENS,
+    beside_the_step,
+    bound_step,
+)
 from benchmarks.engine.sizing import random_model
 
 SIDES = ("with", "without", "again")
@@ -224,6 +231,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         daemon = Daemon(pathlib.Path(folder), settings=DAEMON, ready_seconds=120)
         with beside_the_step():
             daemon.start()
+        for name, value in bound_step(os.sched_getaffinity(0)).items():
+            os.environ.setdefault(name, value)
         try:
             engine = Engine(model, daemon.address, context, eager=arguments.eager)
             found = measure(engine, arguments)

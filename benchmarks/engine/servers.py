@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any
 
@@ -140,6 +140,24 @@ def environment(setup: Setup, variant: Variant, inherited: Mapping[str, str]) ->
     if setup.can_reset:
         found["VLLM_SERVER_DEV_MODE"] = "1"
     return found
+
+
+def bound_step(cores: Set[int]) -> dict[str, str]:
+    """Variables that bind the threads of a step to what a server's step has of `cores`: all but
+    those that it leaves to others; none where there is but one.
+
+    A server gives them to its workers (vLLM 0.32, utils/ompmultiprocessing.py).  An engine inside
+    a process has no worker, and a step on every core, unless they stand there before torch loads.
+    """
+    own = sorted(cores)[:-RESERVED_CORES]
+    if not own:
+        return {}
+    places = ",".join(map(str, own))
+    return {
+        "OMP_NUM_THREADS": str(len(own)),
+        "OMP_PLACES": f"{{{places}}}",
+        "OMP_PROC_BIND": "true",
+    }
 
 
 @contextlib.contextmanager

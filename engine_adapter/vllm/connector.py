@@ -187,7 +187,7 @@ class AnchorStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         report = self._half.report()
-        return WorkerMetadata(report) if report else None
+        return None if report is None else WorkerMetadata(report)
 
     def _jobs(self) -> StepJobs:
         metadata = self._get_connector_metadata()

@@ -64,9 +64,9 @@ class Following:
             entry.noted_blocks = 0
         size, page = self._geometry.pages_per_block, self._geometry.page_tokens
         blocks, reused = pages // size, (reused_tokens or 0) // page
-        client = self._spaces.peek(entry.space)
         if blocks <= entry.noted_blocks and not reused:
             return
+        client = self._spaces.peek(entry.space)
         if client is None or client.root_digest is None or unkeyable(request, entry.space):
             return
         wanted = max(blocks * size, reused)
@@ -90,5 +90,6 @@ class Following:
     def count(self) -> None:
         """Adds what was dropped since the last time."""
         dropped = self._spaces.events_dropped()
-        self._tally.add("events_dropped", max(0, dropped - self._dropped))
-        self._dropped = dropped
+        if dropped != self._dropped:
+            self._tally.add("events_dropped", max(0, dropped - self._dropped))
+            self._dropped = dropped

@@ -71,9 +71,11 @@ class Loader:
         """Leaves the job to the thread."""
         self._queue.put(job)
 
-    def report(self) -> Report:
-        """What has been copied or has failed since the last time."""
+    def report(self) -> Report | None:
+        """What has been copied or has failed since the last time; None for nothing."""
         with self._lock:
+            if not self._report:
+                return None
             report, self._report = self._report, Report()
         return report
 

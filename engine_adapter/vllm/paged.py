@@ -6,18 +6,23 @@ kernel write numbers into a block and looks where each of them went::
 
     kernel writes   key[token][head][dim] = 1, 2, 3 ...     value = ... in base 256, a digit a pass
     order           [token][k, v][head][dim] -> offset in the block
-    read, write     one gather or scatter a layer
+    read, write     where each step of token, head and dim is as long everywhere, whole pages of
+                    keys and of values by those strides; else element by element
 
 The kernels write tokens to slots, so a page may lie in one kernel block or span several.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from anchorstore.errors import ModelError
+from engine_adapter.vllm.elements import elements, index_for
 from engine_adapter.vllm.geometry import Slots, token_slots
 
 Writer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -66,6 +71,20 @@ def learn_order(
     return order[1:].reshape(shape).to(cache.device)
 
 
+def even_steps(order: torch.Tensor) -> tuple[int, int, int, int] | None:
+    """Of `order` [tokens, heads, dim] the first offset and what a step of a token, a head, an
+    element adds to it; None where that differs from place to place (tiles)."""
+    first = int(order[0, 0, 0])
+    steps, expected = [], torch.tensor(first)
+    for axis, size in enumerate(order.shape):
+        step = int(order.select(axis, min(1, size - 1))[0, 0]) - first
+        along = [size if each == axis else 1 for each in range(3)]
+        expected = expected + step * torch.arange(size).reshape(along)
+        steps.append(step)
+    is_even = min(steps) >= 0 and torch.equal(order.cpu(), expected)
+    return (first, steps[0], steps[1], steps[2]) if is_even else None
+
+
 class PagedKv:
     """The key-value cache of all full-attention layers of one worker."""
 
@@ -82,6 +101,37 @@ class PagedKv:
         self._page_tokens = page_tokens
         self.heads, self.head_dim = order.shape[2], order.shape[3]
         self.dtype, self.device = caches[0].dtype, caches[0].device
+        self._unit = math.gcd(self._block_tokens, page_tokens)  # tokens, of one block and one page
+        self._units = self._cut()
+
+    # ---- where steps are even: whole units at once ----
+
+    def _cut(self) -> list[list[torch.Tensor]] | None:
+        """Of each layer its keys and its values [kernel blocks, units, unit, heads, head_dim],
+        sharing the cache's memory; None where their steps are not even."""
+        both = [even_steps(self._order[:, part]) for part in range(2)]
+        units, cut = self._block_tokens // self._unit, []
+        for view in self._views:
+            parts = []
+            for steps in both:
+                if steps is None:
+                    return None
+                first, token, head, element = steps
+                shape = (len(view), units, self._unit, self.heads, self.head_dim)
+                strides = (view.stride(0), self._unit * token, token, head, element)
+                parts.append(view.as_strided(shape, strides, view.storage_offset() + first))
+            cut.append(parts)
+        return cut
+
+    def _places(self, page_slots: Slots) -> tuple[Any, Any]:
+        """Kernel blocks and units in them [pages, units of a page], to index what was cut."""
+        count = self._page_tokens // self._unit
+        units = page_slots[:, None] * count + np.arange(count)
+        places = np.divmod(units, self._block_tokens // self._unit)
+        blocks, within = (index_for(self._views[0], each) for each in places)
+        return blocks, within
+
+    # ---- where they are not: element by element ----
 
     def _where(self, page_slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
         """Kernel block [pages * page_tokens, 1, 1, 1] and offsets [.., 2, heads, dim] of tokens."""
@@ -89,16 +139,41 @@ class PagedKv:
         blocks = (slots // self._block_tokens).reshape(-1, 1, 1, 1)
         return blocks, self._order[slots % self._block_tokens]
 
+    # ---- both ----
+
     def read(self, page_slots: Slots) -> torch.Tensor:
         """Blocks [pages, layers, 2, page_tokens, heads, head_dim] of these pages, copied."""
+        pages = self._room(len(page_slots))
+        if self._units is not None:
+            places, target = self._places(page_slots), elements(self._in_units(pages))
+            for layer, parts in enumerate(self._units):
+                for part, view in enumerate(parts):
+                    target[:, layer, part] = elements(view)[places]
+            return pages
         blocks, offsets = self._where(page_slots)
         shape = (len(page_slots), self._page_tokens, 2, self.heads, self.head_dim)
-        layers = [view[blocks, offsets].reshape(shape) for view in self._views]
-        return torch.stack(layers, 1).transpose(2, 3)
+        for layer, view in enumerate(self._views):
+            pages[:, layer] = view[blocks, offsets].reshape(shape).transpose(1, 2)
+        return pages
 
     def write(self, page_slots: Slots, pages: torch.Tensor) -> None:
         """The inverse of read()."""
-        blocks, offsets = self._where(page_slots)
         pages = pages.to(self.device, self.dtype)
+        if self._units is not None:
+            places, source = self._places(page_slots), elements(self._in_units(pages))
+            for layer, parts in enumerate(self._units):
+                for part, view in enumerate(parts):
+                    elements(view)[places] = source[:, layer, part]
+            return
+        blocks, offsets = self._where(page_slots)
         for layer, view in enumerate(self._views):
             view[blocks, offsets] = pages[:, layer].transpose(1, 2).reshape(offsets.shape)
+
+    def _room(self, pages: int) -> torch.Tensor:
+        shape = (pages, len(self._views), 2, self._page_tokens, self.heads, self.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def _in_units(self, pages: torch.Tensor) -> torch.Tensor:
+        """[pages, layers, 2, units, unit, heads, head_dim], sharing memory."""
+        units = (self._page_tokens // self._unit, self._unit)
+        return pages.view(*pages.shape[:3], *units, *pages.shape[4:])

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from anchorstore.client.counters import MISS_REASONS
@@ -67,6 +69,11 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 def arrival(device: torch.device) -> Any:
     """Something to wait for until copies that were started on `device` have arrived, or None."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def _rows(blocks: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of each of `blocks` [pages, ...], contiguous, in place."""
+    return blocks.flatten(1).view(torch.uint8).numpy()
 
 
 def _has_rows(anchors: torch.Tensor) -> bool:
@@ -146,7 +153,7 @@ class Saver:
                 before if first else copied.parent_hash,
                 copied.first_page + first,
                 hashes[first * DIGEST_BYTES : stop * DIGEST_BYTES],
-                {layout: list(each[first:stop]) for layout, each in copied.blocks.items()},
+                {layout: _rows(each[first:stop]) for layout, each in copied.blocks.items()},
                 lineage=copied.lineage,
             )
             if outcome.reason in MISS_REASONS:  # nobody was asked

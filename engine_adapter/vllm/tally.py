@@ -53,6 +53,8 @@ class Tally:
 
     def take(self) -> dict[str, int]:
         """What was counted since the last time."""
+        if not self._counts:
+            return {}  # as after most steps
         with self._lock:
             counts, self._counts = self._counts, {}
         return counts

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from anchorstore.layout import AnchorLayout
+from engine_adapter.vllm.elements import elements
 from engine_adapter.vllm.geometry import Slots
 
 OWNER = "anchorstore.anchors"
@@ -32,21 +34,26 @@ _LIBRARY = torch.library.Library("anchorstore", "FRAGMENT")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a pass that are kept: of which tokens (None: the first so many), and where."""
+    """Rows of a pass that are kept: of which tokens, and where; arrays in host memory.
 
-    tokens: torch.Tensor | None
-    pages: torch.Tensor
-    at: torch.Tensor
+    Where no shape may depend on data, of all tokens (None), and the places are tensors.
+    """
+
+    tokens: npt.NDArray[np.int64] | None
+    pages: Any
+    at: Any
 
     def of(self, stream: torch.Tensor) -> torch.Tensor:
         """Those rows of `stream` [tokens, hidden]."""
-        return stream[: len(self.pages)] if self.tokens is None else stream[self.tokens]
+        if self.tokens is None:
+            return stream[: len(self.pages)]
+        return torch.from_numpy(elements(stream)[self.tokens]).view(stream.dtype)
 
 
 FEW_TOKENS = 16
 """Up to here a plain loop is the fastest way to see that nothing is kept: most decode steps."""
 
-NO_ROWS = Rows(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
+NO_ROWS = Rows(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 def summands(stream: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -68,6 +75,7 @@ class AnchorPool:
         """`adds_residual`: whether the stream is the sum of a layer's two arguments."""
         self.layout, self.adds_residual = layout, adds_residual
         self._pool: torch.Tensor | None = None
+        self._on_host: Any = None  # the same, where it lies there
         self._slots_of = ""
         self._context: Any = None
         self._rows: Rows | None = None
@@ -76,6 +84,7 @@ class AnchorPool:
         """Memory for so many pages, and one more that takes the rows that are not kept."""
         shape = (page_slots + 1, *self.layout.shape)
         self._pool = torch.zeros(shape, dtype=getattr(torch, self.layout.dtype), device=device)
+        self._on_host = elements(self._pool)
         self._slots_of = attention_layer
 
     def read(self, page_slots: Slots) -> torch.Tensor:
@@ -100,7 +109,7 @@ class AnchorPool:
             at = slots.numpy()
             kept = np.flatnonzero((at >= 0) & (at % page_tokens >= first))
             pages, token = np.divmod(at[kept], page_tokens)
-            return Rows(*map(torch.from_numpy, (kept, pages, token - first)))
+            return Rows(kept, pages, token - first)
         place = slots % page_tokens - first
         is_kept = (slots >= 0) & (place >= 0)
         nobody = self._pool.shape[0] - 1
@@ -114,8 +123,11 @@ class AnchorPool:
         assert self._pool is not None
         taken = rows.of(stream).to(self._pool.dtype)
         if addend is not None:
-            taken = taken + rows.of(addend)
-        self._pool[rows.pages, group, rows.at] = taken
+            taken = (taken + rows.of(addend)).to(self._pool.dtype)
+        if rows.tokens is None:
+            self._pool[rows.pages, group, rows.at] = taken
+        else:
+            self._on_host[rows.pages, group, rows.at] = elements(taken)
 
     def observe(
         self, group: int, hidden: torch.Tensor, residual: torch.Tensor | None, context: Any

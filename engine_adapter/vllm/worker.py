@@ -79,10 +79,12 @@ class WorkerHalf:
             self._failed.add(request_id)
             self._received.add(request_id)
 
-    def report(self) -> Report:
-        """What this worker has copied, or could not, since the last time."""
+    def report(self) -> Report | None:
+        """What this worker has copied, or could not, since the last time; None for nothing."""
         report = self._loader.report()
-        report.refused, self._refused = self._refused, set()
+        if self._refused:
+            report = report or Report()
+            report.refused, self._refused = self._refused, set()
         return report
 
     # ---- save ----

@@ -81,7 +81,7 @@ def answers(loader: Loader, count: int) -> Report:
     found, deadline = Report(), time.monotonic() + ANSWER_SECONDS
     while found.copied.total() + found.failed.total() < count:
         assert time.monotonic() < deadline, f"a load was never answered: {found}"
-        found = found.plus(loader.report())
+        found = found.plus(loader.report() or Report())
         time.sleep(0.01)
     return found
 

@@ -15,10 +15,11 @@ import torch
 
 from anchorstore.errors import ModelError
 from anchorstore.layout import AnchorLayout
-from engine_adapter.vllm.paged import PagedKv, learn_order
+from engine_adapter.vllm.geometry import token_slots
+from engine_adapter.vllm.paged import PagedKv, even_steps, learn_order
 from engine_adapter.vllm.taps import FEW_TOKENS, AnchorPool, summands
 
-BLOCKS, TOKENS, HEADS, DIM, PAGE = 4, 32, 3, 8, 16
+BLOCKS, TOKENS, HEADS, DIM = 4, 32, 3, 8
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
@@ -50,21 +51,44 @@ def swapped(
     heads_first(cache, value, key, slots)
 
 
-@pytest.mark.parametrize("kernel", [heads_first, keys_apart, swapped])
-def test_pages_written_by_a_kernel_are_read_and_written_back(kernel: Kernel) -> None:
+def in_tiles(
+    cache: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """As keys_apart, but two elements of a key beside each other, as matrix units want them."""
+    apart = cache.view(BLOCKS, HEADS, 2, TOKENS * DIM)
+    for row, slot in enumerate(slots.tolist()):
+        keys = apart[slot // TOKENS, :, 0].view(HEADS, DIM // 2, TOKENS, 2)
+        keys[:, :, slot % TOKENS] = key[row].view(HEADS, DIM // 2, 2)
+        values = apart[slot // TOKENS, :, 1].view(HEADS, TOKENS, DIM)
+        values[:, slot % TOKENS] = value[row]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_even"),
+    [(heads_first, True), (keys_apart, True), (swapped, True), (in_tiles, False)],
+)
+def test_whole_units_are_moved_where_every_step_is_as_long(kernel: Kernel, is_even: bool) -> None:
+    cache = torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.bfloat16)
+    order = learn_order(cache, lambda *each: kernel(cache, *each), TOKENS, HEADS, DIM)
+    assert all(even_steps(order[:, part]) is not None for part in range(2)) == is_even
+
+
+@pytest.mark.parametrize("page", [8, 16, 32, 64])
+@pytest.mark.parametrize("kernel", [heads_first, keys_apart, swapped, in_tiles])
+def test_pages_written_by_a_kernel_are_read_and_written_back(kernel: Kernel, page: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    caches = [torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.bfloat16) for _ in range(2)]
+    caches = list(torch.zeros(2, BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.bfloat16))
     order = learn_order(caches[0], lambda *each: kernel(caches[0], *each), TOKENS, HEADS, DIM)
     assert not caches[0].any(), "what was scribbled is wiped"
-    paged = PagedKv(caches, order, PAGE)
+    paged = PagedKv(caches, order, page)
     wanted = torch.randn(
-        (2, 2, 2, PAGE, HEADS, DIM), generator=generator, dtype=torch.float32
+        (2, 2, 2, page, HEADS, DIM), generator=generator, dtype=torch.float32
     ).bfloat16()
-    slots = torch.tensor([2 * PAGE + t for t in range(PAGE)] + [7 * PAGE + t for t in range(PAGE)])
+    page_slots = np.array([BLOCKS * TOKENS // page - 1, 0])
+    slots = torch.from_numpy(token_slots(page_slots, page))
     for layer, cache in enumerate(caches):
         key, value = (wanted[:, layer, part].reshape(-1, HEADS, DIM) for part in (0, 1))
         kernel(cache, key, value, slots)
-    page_slots = np.array([2, 7])
     assert torch.equal(paged.read(page_slots), wanted)
     before = [cache.clone() for cache in caches]
     for cache in caches:

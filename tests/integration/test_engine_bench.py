@@ -33,6 +33,7 @@ from benchmarks.engine.servers import (
     Setup,
     Variant,
     beside_the_step,
+    bound_step,
     free_port,
     require_modules,
 )
@@ -447,3 +448,9 @@ def test_daemon_starts_on_the_cores_that_a_step_leaves_to_others() -> None:
         )
     assert inside == {max(own)} and child.stdout.strip() == str([max(own)])
     assert os.sched_getaffinity(0) == own
+
+
+def test_step_inside_a_process_has_the_cores_that_a_servers_step_has() -> None:
+    bound = bound_step({2, 0, 5})
+    assert (bound["OMP_NUM_THREADS"], bound["OMP_PLACES"]) == ("2", "{0,2}")
+    assert bound_step({3}) == {}, "nothing can be left to others"
