@@ -74,6 +74,7 @@ class Daemon:
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
+        self._http = ""
 
     def _socket_path(self) -> str:
         path = str(self.folder.resolve() / "engine.sock")
@@ -101,8 +102,8 @@ class Daemon:
 
     @property
     def http_address(self) -> str:
-        """Of /metrics, /livez and /readyz."""
-        return f"http://{self._settings['listen.http']}"
+        """Of /metrics, /livez and /readyz; another one after a restart."""
+        return f"http://{self._http}"
 
     @property
     def pid(self) -> int:
@@ -144,7 +145,7 @@ class Daemon:
             self._settings["listen.tcp"] = ready[-1]["tcp"]
         for event in self.events():
             if event["event"] == "http listens":
-                self._settings["listen.http"] = event["address"]
+                self._http = event["address"]
 
     @property
     def exit_code(self) -> int | None:

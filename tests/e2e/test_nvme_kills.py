@@ -48,6 +48,7 @@ class World:
             "tiers.nvme.devices": f"{self.device}:40MiB",
             "tiers.nvme.segment": "1MiB",
             "tiers.nvme.engine": self.dice.choice(list(ENGINES)),
+            "listen.tcp": "",  # its port would have to be free at every restart
         }
         self.daemon = Daemon(folder / "daemon", settings=settings, ready_seconds=180)
         self.daemon.start()
