@@ -8,40 +8,17 @@ more: all of it is still in the store.
 from __future__ import annotations
 
 import pathlib
-import time
-import urllib.request
 from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
 from tests.vllm.conftest import EVERY_ROW, POOL, text
 from tests.vllm.served import Served
+from tests.vllm.told import wait_for
 
 PAGE = 64
 PAGES_PER_BLOCK = 10  # vLLM's blocks of this model have 640 tokens
 EXTRA: dict[str, Any] = {**EVERY_ROW, "bring_in_seconds": 60.0}
-WAIT_SECONDS = 60.0
-
-
-def told(daemon: Daemon) -> dict[str, int]:
-    """Events by kind, and the daemon's other numbers of engines."""
-    with urllib.request.urlopen(f"{daemon.http_address}/metrics") as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    samples = [sample for family in families for sample in family.samples]
-    named = {s.labels["kind"]: s for s in samples if s.name == "anchorstore_engine_events_total"}
-    named |= {s.name.removeprefix("anchorstore_"): s for s in samples if not s.labels}
-    return {name: int(sample.value) for name, sample in named.items()}
-
-
-def wait_for(daemon: Daemon, **least: int) -> dict[str, int]:
-    """Until at least so much was told of each kind."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while any((found := told(daemon)).get(kind, 0) < count for kind, count in least.items()):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-    return found
 
 
 def test_daemon_knows_what_vllm_holds_uses_and_gives_away(

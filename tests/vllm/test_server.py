@@ -14,7 +14,10 @@ import pytest
 from anchorstore.testing.daemon import Daemon
 from tests.vllm import tiny
 from tests.vllm.conftest import EVERY_ROW, text
-from tests.vllm.server import Server
+from tests.vllm.server import Completion, Server
+from tests.vllm.told import told, wait_for
+
+PAGE = 64
 
 
 @pytest.fixture(scope="module")
@@ -27,26 +30,34 @@ def servers(
         yield a.ready(), b.ready()
 
 
+def read(server: Server, daemon: Daemon, prompt: list[int], *, salt: str = "") -> Completion:
+    """An answer to a prompt that is new to the daemon, once all of its pages are saved."""
+    before = told(daemon)["pages"]
+    answer = server.complete(prompt, salt=salt)
+    wait_for(daemon, pages=before + len(prompt) // PAGE)
+    return answer
+
+
 def branch(base: list[int], cut: int, seed: int) -> list[int]:
     """A prompt that leaves `base` at `cut`."""
     return base[:cut] + text(seed, 37)
 
 
 def test_branch_on_the_second_server_reuses_what_the_first_has_read(
-    servers: tuple[Server, Server], base: list[int]
+    servers: tuple[Server, Server], base: list[int], daemon: Daemon
 ) -> None:
     first, second = servers
-    assert first.complete(base).cached == 0
+    assert read(first, daemon, base).cached == 0
     assert second.complete(branch(base, 1400, 1)).cached == 1344
     assert second.metrics()["reused_tokens_total"] == 1344
     assert second.metrics()["requests_total{hit}"] == 1
 
 
 def test_branch_with_another_salt_reuses_nothing(
-    servers: tuple[Server, Server], base: list[int]
+    servers: tuple[Server, Server], base: list[int], daemon: Daemon
 ) -> None:
     first, second = servers
-    assert first.complete(base, salt="alice").cached == 0
+    assert read(first, daemon, base, salt="alice").cached == 0
     assert second.complete(branch(base, 1400, 2), salt="bob").cached == 0
     assert second.complete(branch(base, 1400, 3), salt="alice").cached == 1344
 
