@@ -14,7 +14,15 @@ from typing import Any
 
 from anchorstore.cli import connection, names
 from anchorstore.cli.options import integer
-from anchorstore.cli.output import add_json_option, digest, number, plain, print_json
+from anchorstore.cli.output import (
+    add_json_option,
+    component_word,
+    digest,
+    number,
+    plain,
+    print_json,
+    shard_words,
+)
 from anchorstore.errors import InvalidKey, ModelError, UsageError
 from anchorstore.keys import DIGEST_BYTES, PAGE_TOKENS_DEFAULT, path_hashes
 from anchorstore.transport.frames import Method
@@ -26,8 +34,12 @@ _HASHES = re.compile(r"(?:[0-9a-f]{64})+", re.IGNORECASE)
 _DESCRIPTION = """\
 Says how far a prefix matches in a namespace of a running daemon, and why it ends there.
 
-PROMPT is token ids ("1,2,3", a JSON list), path hashes in hex (64 letters each, page 0 first), or
-text with --tokenizer; or a file with one of these, or - for standard input."""
+PROMPT is token ids ("1,2,3", a JSON list), path hashes in hex (64 letters each, page 0 first), a
+completion request's body ({"prompt": [1, 2, 3], ...}), or text with --tokenizer; or a file with one
+of these, or - for standard input.
+
+An engine resumes its margin before the end of what is stored (vLLM: margin_tokens, 128 by default),
+and computes the last page of a prompt that is stored whole."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -107,9 +119,16 @@ def read_prompt(argument: str) -> Prompt:
 def parse_prompt(prompt: Prompt, tokenizer: str | None) -> bytes | Sequence[int]:
     """Path hashes (32 n bytes) or token ids, whichever `prompt` holds.
 
-    With a tokenizer it is text.  UsageError where it is neither.
+    With a tokenizer it is text, but for the token ids of a request's body.  UsageError where it is
+    neither.
     """
-    if tokenizer is not None:
+    if prompt.text.lstrip().startswith("{"):
+        prompt, is_text = _of_body(prompt, tokenizer is not None)
+        if is_text and tokenizer is None:
+            raise UsageError(f"{prompt.name} is text, which needs --tokenizer DIR")
+    else:
+        is_text = tokenizer is not None
+    if tokenizer is not None and is_text:
         return _tokenize(prompt.text, tokenizer)
     words = _words(prompt)
     if not words:
@@ -126,6 +145,33 @@ def parse_prompt(prompt: Prompt, tokenizer: str | None) -> bytes | Sequence[int]
         f"{prompt.name} {shown} is neither token ids nor path hashes of {2 * DIGEST_BYTES} "
         f"hexadecimal letters{no_file}; text needs --tokenizer DIR"
     )
+
+
+def _of_body(prompt: Prompt, may_be_text: bool) -> tuple[Prompt, bool]:
+    """The prompt in the body of a completion request, and whether it is text.
+
+    What is no such body is text itself, where it may be.
+    """
+    try:
+        body = json.loads(prompt.text)
+    except (ValueError, RecursionError) as error:
+        if may_be_text:
+            return prompt, True
+        raise UsageError(f"{prompt.name} starts as a JSON object and is none: {error}") from error
+    name = f'{prompt.name}: its "prompt"'
+    match body.get("prompt"):
+        case str(text):
+            return Prompt(text, name), True
+        case list(tokens):
+            return Prompt(json.dumps(tokens), name), False
+    if may_be_text:
+        return prompt, True
+    if "messages" in body:
+        raise UsageError(
+            f"{prompt.name} is the body of a chat, whose token ids follow from the model's chat "
+            "template: ask the engine's /tokenize for them"
+        )
+    raise UsageError(f'{prompt.name} is a JSON object without "prompt" (token ids or text)')
 
 
 def _words(prompt: Prompt) -> list[str]:
@@ -171,6 +217,22 @@ def explain_text(
     lines = [f"namespace  {digest(space.root_digest)}  {space.domain}/{space.model}"]
     for name, pages in (("asked", answer.pages_asked), ("present", answer.pages_present)):
         lines.append(f"{name:<9}  {number(pages)} pages, {number(pages * page_tokens)} tokens")
-    lines += [f"           {component}" for component in answer.components]
+    lines += [f"           {_layout_line(match, answer.pages_asked)}" for match in answer.layouts]
     lines.append(f"ends       {answer.ends_because}")
+    if answer.pages_present:
+        lines.append("engines    resume their margin before that (vLLM: margin_tokens)")
     return "\n".join(lines) + "\n"
+
+
+def _layout_line(match: admin_pb2.LayoutMatch, asked: int) -> str:
+    """E.g. "kv layout 01ab..., head 0: 21 of 22 pages, 21 up to the first hole, lineage 0"."""
+    shard = f", {shard_words(match.shard)}" if match.shard else ""
+    least, most = match.lineage_least, match.lineage_most
+    return (
+        f"{component_word(match.component)} layout {digest(match.layout_digest)}{shard}: "
+        f"{number(match.pages)} of {number(asked)} pages, "
+        f"{number(match.leading_pages)} up to the first hole, "
+        f"lineage {least}"
+        + (f" to {most}" if most > least else "")
+        + "".join(f", {number(tier.pages)} in {tier.tier}" for tier in match.tiers)
+    )

@@ -13,9 +13,11 @@ from anchorstore.cli.output import (
     add_json_option,
     component_word,
     digest,
+    heads_of,
     number,
     plain,
     print_json,
+    shard_words,
     table,
 )
 from anchorstore.transport.frames import Method
@@ -89,7 +91,7 @@ def _page_plain(page: admin_pb2.PageStatus) -> dict[str, Any]:
     """A page as JSON has it; each block's shard also as its range of heads, the last excluded."""
     found = plain(page)
     for block in found["blocks"]:
-        block["head_start"], block["head_stop"] = _heads(block["shard"])
+        block["head_start"], block["head_stop"] = heads_of(block["shard"])
     return found
 
 
@@ -122,7 +124,7 @@ def pages_text(pages: list[admin_pb2.PageStatus]) -> str:
         for block in page.blocks:
             cells = [component_word(block.component), digest(block.layout_digest)]
             cells += [
-                _shard(block.shard),
+                shard_words(block.shard),
                 "+".join(block.tiers) or block.tier,
                 format_bytes(block.bytes),
             ]
@@ -131,16 +133,3 @@ def pages_text(pages: list[admin_pb2.PageStatus]) -> str:
         if not page.blocks:
             rows.append([*first, "none", "", "", "", "", "", ""])
     return table([*headers, "SIZE", "LINEAGE", "LEASES"], rows, "lrrllllrrr")
-
-
-def _heads(shard: int) -> tuple[int, int]:
-    """First head and the one behind the last; both 0 where the component has no heads."""
-    return shard >> 16, shard & 0xFFFF
-
-
-def _shard(shard: int) -> str:
-    """E.g. "heads 0-3" (four of them), "head 3", "-" where the component has no heads."""
-    first, stop = _heads(shard)
-    if not shard:
-        return "-"
-    return f"heads {first}-{stop - 1}" if stop - first > 1 else f"head {first}"

@@ -119,6 +119,19 @@ def component_word(component: int) -> str:
     return found.name.removeprefix("COMPONENT_").lower() if found else str(component)
 
 
+def heads_of(shard: int) -> tuple[int, int]:
+    """First head and the one behind the last; both 0 where the component has no heads."""
+    return shard >> 16, shard & 0xFFFF
+
+
+def shard_words(shard: int) -> str:
+    """E.g. "heads 0-3" (four of them), "head 3", "-" where the component has no heads."""
+    first, stop = heads_of(shard)
+    if not shard:
+        return "-"
+    return f"heads {first}-{stop - 1}" if stop - first > 1 else f"head {first}"
+
+
 def blocks_of(tier: admin_pb2.TierStatus) -> int:
     """Blocks that a tier holds."""
     return tier.blocks or sum(part.blocks for part in tier.components)

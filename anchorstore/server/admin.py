@@ -104,12 +104,7 @@ class Admin:
         convert.hash_count(request.path_hashes, self._service.limits.pages_per_call)
         root = self._check_root(request.root_digest, identity)
         found = self._core.explain(root, request.path_hashes)
-        return pb.ExplainResponse(
-            pages_asked=found.pages_asked,
-            pages_present=found.pages_present,
-            components=reports.with_copies(found, self._service.devices),
-            ends_because=found.ends_because,
-        )
+        return reports.explain_response(found, self._service.devices)
 
     def check(
         self, request: pb.CheckRequest, peer: Peer

@@ -148,14 +148,30 @@ def status_response(
     )
 
 
-def with_copies(found: types.Explanation, devices: Devices | None) -> list[str]:
-    """The lines of an explanation, and how many blocks of each also lie in hbm."""
-    if devices is None:
-        return found.components
-    return [
-        f"{line}, {int(devices.holds(places).sum())} in hbm"
-        for line, places in zip(found.components, found.places, strict=True)
-    ]
+def explain_response(found: types.Explanation, devices: Devices | None) -> pb.ExplainResponse:
+    """How far a prefix matches; what also lies in hbm is counted there, too."""
+    return pb.ExplainResponse(
+        pages_asked=found.pages_asked,
+        pages_present=found.pages_present,
+        layouts=[_layout_match(match, devices) for match in found.layouts],
+        ends_because=found.ends_because,
+    )
+
+
+def _layout_match(match: types.LayoutMatch, devices: Devices | None) -> pb.LayoutMatch:
+    tiers = match.tiers
+    if devices is not None:
+        tiers = [("hbm", int(devices.holds(match.place).sum())), *tiers]
+    return pb.LayoutMatch(
+        component=int(match.component),  # type: ignore[arg-type]
+        layout_digest=match.layout_digest,
+        shard=match.shard,
+        pages=match.pages,
+        leading_pages=match.leading_pages,
+        lineage_least=match.lineage_least,
+        lineage_most=match.lineage_most,
+        tiers=[pb.TierPages(tier=tier, pages=pages) for tier, pages in tiers],
+    )
 
 
 def _tiers_of(block: types.BlockStatus, devices: Devices | None) -> tuple[str, ...]:

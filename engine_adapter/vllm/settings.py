@@ -7,7 +7,8 @@ does not silently do nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anchorstore.client import ClientOptions
@@ -125,6 +126,8 @@ class Settings:
                 raise ConfigError(f"vllm: {name} is no text: {error.reason}") from error
             if size > WORD_BYTES:
                 raise ConfigError(f"vllm: {name} has {size} bytes, limit {WORD_BYTES}")
+        if not self.model.isprintable():  # operators read it in lists
+            raise ConfigError(f"vllm: model {self.model!r} has a character that cannot be printed")
         try:
             check_address(self.daemon)
         except UsageError as error:
@@ -166,12 +169,18 @@ def _shown(value: float) -> str:
     return text if len(text) <= 24 else f"{text[:8]}... ({len(text)} digits)"
 
 
+def _unknown(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"vllm: extra config {name!r} is unknown; {hint}"
+
+
 def settings_from_extra(extra: Mapping[str, Any]) -> Settings:
     """Settings from kv_connector_extra_config; ConfigError for an unknown key or a wrong type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     unknown = sorted(set(extra) - set(fields))
     if unknown:
-        raise ConfigError(f"vllm: extra config {unknown[0]!r} is none of {', '.join(fields)}")
+        raise ConfigError(_unknown(unknown[0], list(fields)))
     values: dict[str, Any] = {"daemon": ""}
     for name, value in extra.items():
         kinds = KINDS[str(fields[name].type)]

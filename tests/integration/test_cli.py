@@ -79,7 +79,23 @@ ANSWERS: dict[Method, Answer] = {
     Method.LIST: list_namespaces_or_pages,
     Method.CHECK: admin_pb2.CheckResponse(ok=True, pages=3, blocks=6),
     Method.EXPLAIN: admin_pb2.ExplainResponse(
-        pages_asked=3, pages_present=2, components=["kv: 2 pages"], ends_because="page 2 is missing"
+        pages_asked=3,
+        pages_present=2,
+        layouts=[
+            admin_pb2.LayoutMatch(
+                component=store_pb2.COMPONENT_KV,
+                layout_digest=bytes(32),
+                shard=0x0003_0004,
+                pages=2,
+                leading_pages=1,
+                lineage_most=3,
+                tiers=[
+                    admin_pb2.TierPages(tier="dram", pages=1),
+                    admin_pb2.TierPages(tier="nvme", pages=2),
+                ],
+            )
+        ],
+        ends_because="page 2 is missing",
     ),
     Method.SET_NAMESPACE: admin_pb2.SetNamespaceResponse(),
     Method.REMOVE: admin_pb2.RemoveResponse(blocks_removed=7, blocks_leased=2),
@@ -386,8 +402,9 @@ HASHES = path_hashes(ROOT_A, TOKENS)
         HASHES.hex(),
         f"{HASHES[:32].hex()}\n{HASHES[32:].hex().upper()}\n",
         json.dumps([HASHES[:32].hex(), HASHES[32:].hex()]),
+        json.dumps({"model": "qwen", "prompt": TOKENS, "max_tokens": 1}),
     ],
-    ids=["commas", "json", "spaces", "hashes", "hash-lines", "hash-json"],
+    ids=["commas", "json", "spaces", "hashes", "hash-lines", "hash-json", "body"],
 )
 @pytest.mark.parametrize("is_in_a_file", [False, True])
 def test_explain_of_tokens_or_hashes_asks_for_their_path(
@@ -404,7 +421,11 @@ def test_explain_of_tokens_or_hashes_asks_for_their_path(
     assert isinstance(request, admin_pb2.ExplainRequest)
     assert (request.root_digest, request.path_hashes) == (ROOT_A, HASHES)
     assert "present    2 pages, 128 tokens" in out
-    assert out.endswith("ends       page 2 is missing\n")
+    assert (
+        "kv layout 000000000000, head 3: 2 of 3 pages, 1 up to the first hole, lineage 0 to 3, "
+        "1 in dram, 2 in nvme\n"
+    ) in out
+    assert "\nends       page 2 is missing\n" in out
 
 
 def test_explain_with_other_pages_hashes_by_them(say: Say, socket_path: Path) -> None:
@@ -432,6 +453,8 @@ def test_explain_with_other_pages_hashes_by_them(say: Say, socket_path: Path) ->
         (("[true]",), "not true"),
         (("1,2]",), "neither token ids nor path hashes"),
         (("/",), "prompt / is a folder"),
+        (('{"prompt": "1,2,3"}',), 'prompt: its "prompt" is text, which needs --tokenizer DIR'),
+        (('{"prompt": ["a b"]}',), 'prompt: its "prompt" "[\\"a b\\"]" is neither'),
         ((sys.executable,), f"prompt file {sys.executable} is not UTF-8 text"),
         (("text", "--tokenizer", "/does/not/exist"), "--tokenizer /does/not/exist: no such folder"),
         ((f"{2**31} " * 64, "--namespace", "0001"), "outside 0..2147483647"),
@@ -451,7 +474,10 @@ def test_explain_of_a_wrong_prompt_exits_with_2_and_the_reason(
     ("text", "reason"),
     [
         ("", "is empty"),
-        ('{"ids": [1]}', "is neither token ids nor path hashes of 64 hexadecimal letters; text"),
+        ('{"ids": [1]}', 'is a JSON object without "prompt"'),
+        ('{"messages": []}', "is the body of a chat"),
+        ('{"prompt": [1', "starts as a JSON object and is none"),
+        ('{"prompt": {}}', 'is a JSON object without "prompt"'),
         ("[1, 2", "starts as a JSON list and is none"),
     ],
 )

@@ -17,6 +17,7 @@ from anchorstore.server.core.types import (
     BlockStatus,
     ComponentStatus,
     Explanation,
+    LayoutMatch,
     NamespaceStatus,
     PageList,
     PageStatus,
@@ -169,34 +170,27 @@ def explain(state: State, root: bytes, hashes: bytes) -> Explanation:
     return Explanation(
         len(keys),
         present,
-        [_kind_line(state, kind, rows) for kind, rows in shown],
+        [_layout_match(state, kind, rows) for kind, rows in shown],
         _ending(record, pages, held, present, len(shown)),
-        [state.blocks.place.take(rows[rows != 0]) for _, rows in shown],
     )
 
 
-def _kind_line(state: State, kind: Kind, rows: U32) -> str:
+def _layout_match(state: State, kind: Kind, rows: U32) -> LayoutMatch:
     there = rows != 0
-    leading = int(there.argmin()) if not there.all() else len(there)
-    depths = state.blocks.lineage.take(rows[there])
-    least, deepest = int(depths.min()), int(depths.max())
+    blocks = rows[there]
+    depths = state.blocks.lineage.take(blocks)
     _, component, digest, shard = kind.key
-    heads = f" heads {shard >> 16}-{shard & 0xFFFF}" if shard else ""
-    return (
-        f"{component.name.lower()} layout {digest.hex()[:12]}{heads}: "
-        f"{int(there.sum())} of {len(rows)} pages, the first {leading} without a hole, "
-        f"lineage {least}"
-        + (f" to {deepest}" if deepest > least else "")
-        + _tiers_line(state, rows[there])
+    return LayoutMatch(
+        component=component,
+        layout_digest=digest,
+        shard=shard,
+        pages=len(blocks),
+        leading_pages=int(there.argmin()) if not there.all() else len(there),
+        lineage_least=int(depths.min()),
+        lineage_most=int(depths.max()),
+        tiers=[(tier.name, int(tier.holds(blocks).sum())) for tier in state.tiers],
+        place=state.blocks.place.take(blocks),
     )
-
-
-def _tiers_line(state: State, blocks: U32) -> str:
-    """How many of these blocks lie where, if there is a choice."""
-    if state.nvme is None:
-        return ""
-    parts = [f"{int(tier.holds(blocks).sum())} in {tier.name}" for tier in state.tiers]
-    return ", " + ", ".join(parts)
 
 
 def _ending(

@@ -354,15 +354,34 @@ class PageList:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LayoutMatch:
+    """What of a prefix is stored of one layout.
+
+    Attributes:
+        leading_pages: up to the first hole.
+        tiers: (name, pages) of each tier there is, the fastest first; a page may lie in several.
+        place: where its blocks lie in dram [pages]; segment 0 where one does not.
+    """
+
+    component: Component
+    layout_digest: bytes
+    shard: int
+    pages: int
+    leading_pages: int
+    lineage_least: int
+    lineage_most: int
+    tiers: list[tuple[str, int]]
+    place: Places
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """How far a prefix matches and why it ends there.  `places` has, for each line of
-    `components`, where those blocks lie in dram [n]; segment 0 where one does not."""
+    """How far a prefix matches and why it ends there."""
 
     pages_asked: int
     pages_present: int
-    components: list[str]
+    layouts: list[LayoutMatch]
     ends_because: str
-    places: list[Places]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -248,17 +248,45 @@ class ExplainRequest(_message.Message):
     path_hashes: bytes
     def __init__(self, token: _Optional[str] = ..., root_digest: _Optional[bytes] = ..., path_hashes: _Optional[bytes] = ...) -> None: ...
 
+class TierPages(_message.Message):
+    __slots__ = ("tier", "pages")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    pages: int
+    def __init__(self, tier: _Optional[str] = ..., pages: _Optional[int] = ...) -> None: ...
+
+class LayoutMatch(_message.Message):
+    __slots__ = ("component", "layout_digest", "shard", "pages", "leading_pages", "lineage_least", "lineage_most", "tiers")
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    LEADING_PAGES_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_LEAST_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_MOST_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    component: _store_pb2.Component
+    layout_digest: bytes
+    shard: int
+    pages: int
+    leading_pages: int
+    lineage_least: int
+    lineage_most: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierPages]
+    def __init__(self, component: _Optional[_Union[_store_pb2.Component, str]] = ..., layout_digest: _Optional[bytes] = ..., shard: _Optional[int] = ..., pages: _Optional[int] = ..., leading_pages: _Optional[int] = ..., lineage_least: _Optional[int] = ..., lineage_most: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierPages, _Mapping]]] = ...) -> None: ...
+
 class ExplainResponse(_message.Message):
-    __slots__ = ("pages_asked", "pages_present", "components", "ends_because")
+    __slots__ = ("pages_asked", "pages_present", "ends_because", "layouts")
     PAGES_ASKED_FIELD_NUMBER: _ClassVar[int]
     PAGES_PRESENT_FIELD_NUMBER: _ClassVar[int]
-    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     ENDS_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     pages_asked: int
     pages_present: int
-    components: _containers.RepeatedScalarFieldContainer[str]
     ends_because: str
-    def __init__(self, pages_asked: _Optional[int] = ..., pages_present: _Optional[int] = ..., components: _Optional[_Iterable[str]] = ..., ends_because: _Optional[str] = ...) -> None: ...
+    layouts: _containers.RepeatedCompositeFieldContainer[LayoutMatch]
+    def __init__(self, pages_asked: _Optional[int] = ..., pages_present: _Optional[int] = ..., ends_because: _Optional[str] = ..., layouts: _Optional[_Iterable[_Union[LayoutMatch, _Mapping]]] = ...) -> None: ...
 
 class SetNamespaceRequest(_message.Message):
     __slots__ = ("token", "root_digest", "enabled")

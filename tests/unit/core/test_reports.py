@@ -78,9 +78,12 @@ def test_explain_counts_pages_and_lineage_a_layout() -> None:
     path = engine.path(3)
     engine.put(path[:64], layouts=[0])
     engine.put(path[:32], layouts=[1], lineage=2)
-    kv, anchor = engine.store.explain(engine.root, path).components
-    assert kv.startswith("kv layout ") and "2 of 3 pages, the first 2 without a hole" in kv
-    assert anchor.startswith("anchor layout ") and anchor.endswith("lineage 2")
+    engine.put(path, layouts=[1], first=2, lineage=1)
+    kv, anchor = engine.store.explain(engine.root, path).layouts
+    assert (kv.component, kv.pages, kv.leading_pages) == (Component.KV, 2, 2)
+    assert (anchor.component, anchor.pages, anchor.leading_pages) == (Component.ANCHOR, 2, 1)
+    assert (kv.lineage_least, kv.lineage_most) == (0, 0)
+    assert (anchor.lineage_least, anchor.lineage_most) == (1, 2)
 
 
 def test_explain_leaves_no_heat() -> None:

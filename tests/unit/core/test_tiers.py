@@ -399,8 +399,8 @@ def test_explain_names_the_tiers() -> None:
     small = Tiered(segments=1)
     engine = small.session()
     path = cold_path(engine, 3)
-    [line] = small.store.explain(engine.root, path).components
-    assert line.endswith("0 in dram, 3 in nvme")
+    [match] = small.store.explain(engine.root, path).layouts
+    assert match.tiers == [("dram", 0), ("nvme", 3)]
 
 
 def test_dram_alone_has_one_tier_and_no_work() -> None:

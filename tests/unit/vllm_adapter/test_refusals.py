@@ -95,7 +95,11 @@ def test_version_inside_of_the_range_is_accepted(version: str) -> None:
     ("extra", "words"),
     [
         ({}, '"daemon" is missing'),
-        ({"daemon": "unix:///x", "rows": 4}, "'rows' is none of"),
+        ({"daemon": "unix:///x", "nothing": 4}, "'nothing' is unknown; known: daemon, page_tokens"),
+        ({"daemon": "unix:///x", "max_row": 4}, "'max_row' is unknown; did you mean max_rows?"),
+        ({"daemon": "unix:///x", "model": "a\nb"}, "cannot be printed"),
+        ({"daemon": "tcp://[::1:5"}, "daemon: .* is no host"),
+        ({"daemon": "unix:///"}, "daemon: .* name a socket"),
         ({"daemon": 7}, "daemon is 7, must be str"),
         ({"daemon": "unix:///x", "max_rows": True}, "max_rows is True, must be int"),
         ({"daemon": "unix:///x", "margin_tokens": 65}, "margin_tokens is 65"),
