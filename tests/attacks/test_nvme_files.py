@@ -122,7 +122,7 @@ def test_frame_that_claims_any_size_is_no_frame(
     tmp_path: pathlib.Path, sound: tuple[bytes, Blocks], size: int
 ) -> None:
     data, blocks = sound
-    head = nvme_format.FRAME_HEADER.pack(FRAME_MAGIC, 1, 0, 7, 0, 1, 0, size, 0)
+    head = nvme_format.FRAME_HEADER.pack(FRAME_MAGIC, 1, 0, 7, 0, 1, 0, size, 0, 0)
     head += struct.pack("<Q", nvme_format.xxh3(head))
     assert opened(tmp_path, with_journal(data, head), blocks) == BLOCKS
 

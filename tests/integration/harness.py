@@ -15,7 +15,7 @@ import os
 import pathlib
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,9 @@ from anchorstore.transport.frames import Kind, Method
 from anchorstore.transport.segment import PLACE, SegmentView
 from anchorstore.wire import convert, status
 from anchorstore.wire.v1 import store_pb2 as pb
+
+Say = Callable[..., tuple[int, str, str]]
+"""Runs a command line: exit code, standard output, standard error."""
 
 MIB = 2**20
 KV = KvLayout(layers=2, heads=2, head_dim=32, dtype="bfloat16", head_start=0, head_stop=2)

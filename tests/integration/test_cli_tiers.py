@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from anchorstore.cli.main import main
 from anchorstore.cli.top import Interval, screen
 from anchorstore.testing.canned import CannedDaemon
 from anchorstore.transport.frames import Method
 from anchorstore.wire.v1 import admin_pb2, store_pb2
+from tests.integration.harness import Say
 
 MIB, GIB = 2**20, 2**30
-Say = Callable[..., tuple[int, str, str]]
 
 
 def status(**counters: int) -> admin_pb2.StatusResponse:
@@ -58,20 +57,6 @@ def status(**counters: int) -> admin_pb2.StatusResponse:
         namespaces=[space],
         counters={"lookups_waiting": 4, "blocks_to_demote": 17, **counters},
     )
-
-
-@pytest.fixture
-def say(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Say:
-    monkeypatch.setenv("ANCHORSTORE__LISTEN__SOCKET", str(tmp_path / "s"))
-
-    def run(*words: str) -> tuple[int, str, str]:
-        try:
-            code = main(words)
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def moving() -> Callable[[admin_pb2.StatusRequest], admin_pb2.StatusResponse]:

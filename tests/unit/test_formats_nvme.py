@@ -45,11 +45,11 @@ def test_superblock_on_the_page_has_these_bytes() -> None:
         device_id=raw(v, "device_id"), **{name: number(v, name) for name in names}
     )
     page = superblock.encoded()
-    assert page[:104] == raw(v, "start") and page[-8:] == raw(v, "xxh3")
+    assert page[:112] == raw(v, "start") and page[-8:] == raw(v, "xxh3")
     assert nvme_format.superblock_of(page) == superblock
     again = b"ANCHNVM1" + struct.pack("<IIQ", 1, 0, 5) + raw(v, "device_id")
     again += struct.pack("<QQII", 2**30, 2**26, 14, 1)
-    again += struct.pack("<QQQQQ", 2**20, 2**25, 65 * 2**20, 0x0123456789ABCDEF, 3)
+    again += struct.pack("<QQQQQQ", 2**20, 2**25, 65 * 2**20, 0x0123456789ABCDEF, 3, 2)
     assert again == raw(v, "start") and xxh3(page[:4088]) == raw(v, "xxh3")
 
 
@@ -62,7 +62,7 @@ def test_frame_on_the_page_has_these_bytes() -> None:
         entry[name] = np.frombuffer(raw(v, name), "<u8")
     assert entry.tobytes() == raw(v, "entry")
     frame = nvme_format.frame(
-        nvme_format.FrameType.BLOCKS, number(v, "journal_id"), 9, 1, entry.tobytes()
+        nvme_format.FrameType.BLOCKS, number(v, "journal_id"), 9, 1, entry.tobytes(), 8
     )
     assert frame[:64] == raw(v, "header") and len(frame) == number(v, "frame_bytes")
     assert frame[64:160] == raw(v, "entry") and not any(frame[160:])
@@ -70,7 +70,7 @@ def test_frame_on_the_page_has_these_bytes() -> None:
     again += struct.pack("<QIIIIHB5x", number(v, "checksum"), 513, 4, 7, 0, 1, 2)
     assert again == raw(v, "entry")
     head = b"ANJF" + struct.pack("<HHQQIIQ", 1, 0, 0x0123456789ABCDEF, 9, 1, 0, 96)
-    head += xxh3(again) + bytes(8)
+    head += xxh3(again) + struct.pack("<Q", 8)
     assert head + xxh3(head) == raw(v, "header")
 
 

@@ -143,6 +143,8 @@ class NvmeDevice:
         try:
             superblock = _superblock(file, capacity_bytes, segment_bytes, options or Options(), log)
             recovered = nvme_region.read_region(file, superblock)
+            if recovered.lost_frames:
+                log(f"nvme: {file.name}: {nvme_region.journal_damage(recovered)}")
             recovered = nvme_region.without_unused(recovered)
             used = (file, superblock, recovered, options or Options(), base_unit, log)
             return cls(*used, clock or SystemClock(), engines)

@@ -39,11 +39,11 @@ REGIONS_OFFSET = MIB
 JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX = MIB, 4 * GIB
 JOURNAL_SHARE = 32  # of the capacity: room for an entry a slot even where slots are 4 KiB
 
-_SUPERBLOCK = struct.Struct("<8sIIQ16sQQIIQQQQQ")
+_SUPERBLOCK = struct.Struct("<8sIIQ16sQQIIQQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 
 FRAME_MAGIC = b"ANJF"
-FRAME_HEADER = struct.Struct("<4sHHQQIIQQ8x")  # then the xxh3 of these 56 bytes
+FRAME_HEADER = struct.Struct("<4sHHQQIIQQQ")  # then the xxh3 of these 56 bytes
 FRAME_HEADER_BYTES = 64
 FRAME_ENTRIES_MAX = 65_536
 FRAME_PAYLOAD_MAX = 8 * MIB
@@ -144,6 +144,8 @@ class Superblock:
         data_offset: where segment 0 starts.
         journal_id: random; only frames that show it belong to the journal.
         starts: how often the device was opened for writing.
+        snapshot_frames: of the active region, that were on the device when it became the journal;
+            0 of devices that were written before there was this field.
     """
 
     sequence: int
@@ -157,6 +159,7 @@ class Superblock:
     data_offset: int
     journal_id: int
     starts: int
+    snapshot_frames: int
 
     @property
     def units(self) -> int:
@@ -201,6 +204,7 @@ class Superblock:
             self.data_offset,
             self.journal_id,
             self.starts,
+            self.snapshot_frames,
         ).ljust(SUPERBLOCK_BYTES - _CHECKSUM.size, b"\0")
         return body + _CHECKSUM.pack(xxh3(body))
 
@@ -246,6 +250,7 @@ def geometry(
         data_offset=data_offset,
         journal_id=0,
         starts=0,
+        snapshot_frames=0,
     )
     if not found.is_sound:
         raise ConfigError(
@@ -258,7 +263,11 @@ def geometry(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The first 64 bytes of a frame."""
+    """The first 64 bytes of a frame.
+
+    Attributes:
+        durable: how many frames of the region were on the device before this one was written.
+    """
 
     type: int
     journal_id: int
@@ -266,6 +275,7 @@ class FrameHeader:
     count: int
     payload_bytes: int
     payload_xxh3: int
+    durable: int
 
     @property
     def frame_bytes(self) -> int:
@@ -278,12 +288,19 @@ def frame_bytes_of(payload_bytes: int) -> int:
     return align(FRAME_HEADER_BYTES + payload_bytes)
 
 
-def frame(kind: FrameType, journal_id: int, sequence: int, count: int, payload: Buffer) -> bytes:
+def frame(
+    kind: FrameType,
+    journal_id: int,
+    sequence: int,
+    count: int,
+    payload: Buffer,
+    durable: int = 0,
+) -> bytes:
     """A whole frame, padded."""
     assert len(payload) <= FRAME_PAYLOAD_MAX, len(payload)
     size = len(payload)
     body = FRAME_HEADER.pack(
-        FRAME_MAGIC, kind, 0, journal_id, sequence, count, 0, size, xxh3(payload)
+        FRAME_MAGIC, kind, 0, journal_id, sequence, count, 0, size, xxh3(payload), durable
     )
     whole = b"".join((body, _CHECKSUM.pack(xxh3(body)), payload))
     return whole.ljust(frame_bytes_of(size), b"\0")
@@ -296,10 +313,12 @@ def frame_header_of(head: Buffer) -> FrameHeader | None:
     body = bytes(head[: FRAME_HEADER.size])
     if _CHECKSUM.unpack_from(head, FRAME_HEADER.size)[0] != xxh3(body):
         return None
-    _, kind, _, journal_id, sequence, count, _, size, payload_xxh3 = FRAME_HEADER.unpack(body)
+    _, kind, _, journal_id, sequence, count, _, size, payload_xxh3, durable = FRAME_HEADER.unpack(
+        body
+    )
     if size > FRAME_PAYLOAD_MAX:
         return None
-    return FrameHeader(kind, journal_id, sequence, count, size, payload_xxh3)
+    return FrameHeader(kind, journal_id, sequence, count, size, payload_xxh3, durable)
 
 
 def device_key_of(device_id: bytes) -> int:

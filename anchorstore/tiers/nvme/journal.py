@@ -184,7 +184,7 @@ class Journal:
                 reason = "its file was removed or moved: what it holds ends with this daemon"
                 self._health.begin("file", reason)
             self._put(notes)
-            self._file.fdatasync()
+            self._writer.sync()
             if self._must_compact or self._is_due():
                 self._compact()
         except OSError as error:
@@ -228,7 +228,8 @@ class Journal:
     def _compact(self) -> None:
         self._must_compact = True  # until it is done: a superblock half written names either region
         found = read_region(self._file, self.superblock)
-        self.counters["journal_damages"] += found.dropped.get("torn_tail", 0)
+        if found.lost_frames or "torn_tail" in found.dropped:
+            self.counters["journal_damages"] += 1
         with self._lock:  # the numbers in use, whatever the region still says of them
             found.namespaces, found.kinds = list(self._notes), list(self._kinds)
         self.superblock, self._writer, left = open_region(self._file, self.superblock, found, 0)

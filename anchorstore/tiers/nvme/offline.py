@@ -22,7 +22,7 @@ from anchorstore.tiers.nvme.engines import move
 from anchorstore.tiers.nvme.format import FOOTER_BYTES, UNIT_BYTES, Entries, Superblock
 from anchorstore.tiers.nvme.jobs import ReadJob, Run, Scratch
 from anchorstore.tiers.nvme.plans import ReadPlan, Status
-from anchorstore.tiers.nvme.region import read_region
+from anchorstore.tiers.nvme.region import journal_damage, read_region
 from anchorstore.tiers.nvme.replay import Recovered
 from anchorstore.tiers.nvme.seam import FileSeam, Log, OpenFile, aligned, open_at_rest
 from anchorstore.transport.segment import layout_key
@@ -86,7 +86,9 @@ def check_device(
             violations.append(
                 f"the file has {file.size()} bytes, its superblock says {superblock.capacity_bytes}"
             )
-        found = read_region(file, superblock)
+        found = read_region(file, superblock, is_whole=True)
+        if found.lost_frames:
+            violations.append(journal_damage(found))
         slots: collections.Counter[str] = collections.Counter()
         total = len(violations)
         for entry, status in _walk(file, superblock, found, checksums):

@@ -40,8 +40,13 @@ assert ENTRY.itemsize * FRAME_ENTRIES_MAX <= nvme_format.FRAME_PAYLOAD_MAX
 assert UNIT_BYTES == SUPERBLOCK_BYTES
 
 
-def read_region(file: FileSeam, superblock: Superblock) -> Recovered:
-    """What lives, by the active region."""
+def read_region(file: FileSeam, superblock: Superblock, *, is_whole: bool = False) -> Recovered:
+    """What lives, by the active region.
+
+    A crash may leave behind a torn end of what had not been on the device yet; frames that had been
+    are lost by damage alone, and are counted.  What lies behind the end, and tells, is looked at
+    for 8 MiB, or where `is_whole`, up to the region's end.
+    """
     if not superblock.journal_id:
         return Recovered()
     memory = aligned(superblock.journal_bytes)  # backed as it is read
@@ -60,8 +65,39 @@ def read_region(file: FileSeam, superblock: Superblock) -> Recovered:
             break
         replay.add(*step)
     found = replay.result(superblock.segment_bytes, superblock.units)
-    found.drop("torn_tail", int(walk.is_torn))
+    behind = superblock.journal_bytes - walk.position
+    durable = _durable_behind(file, superblock, walk.position, behind if is_whole else READ_BYTES)
+    found.lost_frames = max(0, durable - walk.sequence)
+    found.drop("torn_tail", int(walk.is_torn and not found.lost_frames))
     return found
+
+
+def _durable_behind(file: FileSeam, superblock: Superblock, position: int, size: int) -> int:
+    """How many frames were on the device once, by the superblock and by what lies in the active
+    region within `size` bytes from `position` on."""
+    durable, stop = superblock.snapshot_frames, min(position + size, superblock.journal_bytes)
+    start = superblock.region_offset(superblock.active)
+    memory = aligned(min(READ_BYTES, stop - position)) if stop > position else memoryview(b"")
+    while position < stop:
+        part = memory[: stop - position]
+        got = read_all(file, part, start + position) // UNIT_BYTES * UNIT_BYTES
+        units = np.frombuffer(part[:got], np.uint8).reshape(-1, UNIT_BYTES)
+        marks = np.ascontiguousarray(units[:, 8:16]).view("<u8")[:, 0] == superblock.journal_id
+        for at in np.flatnonzero(marks).tolist():
+            header = nvme_format.frame_header_of(part[at * UNIT_BYTES : (at + 1) * UNIT_BYTES])
+            durable = max(durable, header.durable if header else 0)
+        if got < len(part):
+            break
+        position += got
+    return durable
+
+
+def journal_damage(found: Recovered) -> str:
+    """What is to be said of frames that were lost."""
+    return (
+        f"the journal is damaged behind its frame {found.frames}: {found.lost_frames} frames and "
+        "more that were on the device are gone, and so are the blocks that only they named"
+    )
 
 
 def without_unused(found: Recovered) -> Recovered:
@@ -110,7 +146,13 @@ class RegionWriter:
         self.journal_id = journal_id
         self.position = 0
         self._sequence = 0
+        self._durable = 0
         self._buffer = aligned(MIB)
+
+    def sync(self) -> None:
+        """Waits until what was appended is on the device.  OSError of the file."""
+        self._file.fdatasync()
+        self._durable = self._sequence
 
     def append(self, notes: Iterable[Note]) -> int:
         """Writes frames while they fit; how many were written.
@@ -134,7 +176,8 @@ class RegionWriter:
                 filled = self._put(filled)
             if size > len(self._buffer):
                 self._buffer = aligned(size)
-            frame = nvme_format.frame(kind, self.journal_id, self._sequence, count, payload)
+            where = (self.journal_id, self._sequence)
+            frame = nvme_format.frame(kind, *where, count, payload, self._durable)
             self._buffer[filled : filled + size] = frame
             self._sequence += 1
             filled += size
@@ -177,6 +220,7 @@ def open_region(
     notes = list(notes_of(found))
     written = writer.append(notes)
     left = blocks_named(notes[written:])
-    file.fdatasync()
+    writer.sync()
+    fresh = dataclasses.replace(fresh, snapshot_frames=written)
     write_superblock(file, fresh)
     return fresh, writer, left

@@ -44,6 +44,7 @@ class Recovered:
         recency: of each entry, rising with its last use, as coarsely as the journal knows it.
         frames: read.
         dropped: what was not kept, counted by reason.
+        lost_frames: at least so many were on the device and are no more: damage.
     """
 
     namespaces: list[NamespaceNote] = dataclasses.field(default_factory=list)
@@ -52,6 +53,7 @@ class Recovered:
     recency: Positions = dataclasses.field(default_factory=lambda: np.zeros(0, np.intp))
     frames: int = 0
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    lost_frames: int = 0
 
     def drop(self, reason: str, count: int) -> None:
         """Counts what is not kept."""
