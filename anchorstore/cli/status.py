@@ -81,7 +81,8 @@ def tiers_text(status: admin_pb2.StatusResponse) -> str:
         whole += [number(tier.segments), number(tier.segments_free)]
         rows.append([*whole, "yes" if tier.huge_pages else "no"])
         for part in tier.components:
-            cells = [tier.name, component_word(part.component), format_bytes(part.capacity_bytes)]
+            limit = f"up to {format_bytes(part.capacity_bytes)}"  # they share what there is
+            cells = [tier.name, component_word(part.component), limit]
             cells += [share(part.used_bytes, part.capacity_bytes), number(part.blocks)]
             rows.append([*cells, "", "", ""])
     return table(headers, rows, "llrrrrr")

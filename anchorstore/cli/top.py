@@ -51,9 +51,8 @@ class Interval:
         return sum(now.get(name, 0) - then.get(name, 0) for name in names) / self.seconds
 
     def rates(self) -> dict[str, float]:
-        """Of every counter that has moved."""
-        found = {name: round(self.rate(name), 3) for name in sorted(self.after.counters)}
-        return {name: rate for name, rate in found.items() if rate}
+        """Of every counter, those that have not moved included."""
+        return {name: round(self.rate(name), 3) for name in sorted(self.after.counters)}
 
     @property
     def pages_a_hit(self) -> float:

@@ -121,8 +121,11 @@ def address(*, empty_means: str) -> Kind:
 
     def parse(value: Any) -> str:
         _expect(value, str, "host:port in quotes")
-        if value:
-            parse_address(value)
+        try:
+            if value:
+                parse_address(value)
+        except ValueError as error:
+            raise ValueError(f'{error}; "" is {empty_means}') from error
         return str(value)
 
     return Kind("host:port", f'port 0 to 65535; "" = {empty_means}', parse, toml_text)

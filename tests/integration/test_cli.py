@@ -89,7 +89,7 @@ def test_status_prints_tiers_namespaces_and_counters(say: Say, socket_path: Path
     lines = [line.split() for line in out.splitlines()]
     assert "anchorstore 9.8.7, boot 000000000000, serving for 2h05m" in out
     assert ["dram", "all", "4GiB", "3GiB", "(75%)", "1,200", "64", "16", "no"] in lines
-    assert ["dram", "kv", "3GiB", "3GiB", "(100%)", "1,200"] in lines
+    assert ["dram", "kv", "up", "to", "3GiB", "3GiB", "(100%)", "1,200"] in lines
     first = ["000102030405", "team-a", "qwen", "1,200", "3GiB", "4GiB", "16", "2", "on"]
     assert first in lines
     assert ["ffffffffffff", "team-b", "qwen", "0", "0B", "none", "any", "0", "OFF"] in lines

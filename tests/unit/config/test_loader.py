@@ -119,6 +119,7 @@ def test_load_of_rules_gives_quotas_and_lineages(file: Path) -> None:
         ("[limits]\nsessions = true", ("limits.sessions", "whole number")),
         ("[limits]\nsessions = 0", ("limits.sessions", "is 0", "1 to 65536")),
         ('[listen]\nhttp = "9464"', ("listen.http", "'9464' is not host:port")),
+        ('[listen]\nhttp = "off"', ("listen.http", '"" is off')),
         ('[listen]\nhttp = "::1:9464"', ("listen.http", "brackets")),
         ('[listen]\nhttp = "a:65536"', ("listen.http", "65536", "65535")),
         ('[listen]\nsocket = ""', ("listen.socket", "is empty")),
