@@ -7,6 +7,7 @@ An engine takes runs from the scheduler until that is closed; what the kernel an
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -43,6 +44,11 @@ EngineFactory = Callable[[FileSeam, Scheduler, Health, int], Engine]
 """File, scheduler, health and depth; OSError where the kernel does not allow it."""
 
 
+DAMAGE = (Status.TORN, Status.FOREIGN)
+"""What a closer look at one slot finds where its bytes are nobody's; a block that has taken the
+slot since is no damage."""
+
+
 class Landed(NamedTuple):
     """A run that the kernel is done with."""
 
@@ -63,6 +69,8 @@ def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> No
         if code:
             health.failed(job.is_write, code)
             job.settle(run, Status.FAILED)
+            if not job.is_write:
+                health.lost(run.offset, os.strerror(code))
         else:
             health.worked(job.is_write)
             try:
@@ -71,6 +79,12 @@ def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> No
                     continue
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
                 job.error = error
+            if (
+                run.is_close
+                and not job.is_write
+                and (verdict := Status(job.status[run.start])) in DAMAGE
+            ):
+                health.lost(run.offset, verdict.name.lower())
         ended.append(run)
     scheduler.ended(ended)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import os
 import threading
 from typing import Literal
@@ -23,6 +24,8 @@ from anchorstore.clock import Clock
 from anchorstore.tiers.nvme.seam import FULL_ERRORS, GONE_ERRORS, Log
 
 ERRORS_IN_A_ROW_MAX = 16
+SAY_SECONDS = 60.0
+"""A disk that rots is told of, in one line a minute."""
 
 Cause = Literal["calls", "journal", "file"]
 
@@ -57,6 +60,7 @@ class Health:
         self._lock = threading.Lock()
         self._faults: dict[Cause, _Fault] = {}
         self._in_a_row = 0
+        self._lost, self._say_at = 0, -math.inf
         self.read_errors = 0
         self.write_errors = 0
 
@@ -114,6 +118,19 @@ class Health:
                 self._begin("calls", State.READ_ONLY, text)
             elif self._in_a_row >= ERRORS_IN_A_ROW_MAX:
                 self._begin("calls", State.OFFLINE, f"nothing but errors, the last: {text}")
+
+    def lost(self, offset: int, why: str) -> None:
+        """A block whose slot lies there in the file cannot be read, or is not what was written."""
+        with self._lock:
+            self._lost += 1
+            now = self._clock.now()
+            if now < self._say_at:
+                return
+            self._say_at, count, self._lost = now + SAY_SECONDS, self._lost, 0
+            self._log(
+                f"nvme: {self._name}: blocks lost: {count} since the last such line, "
+                f"the last at byte {offset}: {why}"
+            )
 
     def begin(self, cause: Cause, reason: str) -> None:
         """The device takes nothing new for this cause."""

@@ -32,6 +32,7 @@ _VECTORS_MAX = 2 * RUN_BLOCKS_MAX  # whole pages and tail
 _VECTOR_BYTES = 16
 _WAKE_TAG = 2**32
 RUNS_AT_FIRST = 4  # made up before a kernel without work gets them
+WRITES_BYTES = 256 * 1024  # so much may land before another look is worth it
 _HOLDING = ctypes.PyDLL(None)  # libc, called without letting go of the interpreter
 
 
@@ -102,6 +103,7 @@ class QueueEngine:
         self._free: list[Lane] = []
         self._hands: tuple[collections.deque[Lane], ...] = collections.deque(), collections.deque()
         self._at_kernel = [0, 0]  # runs, by `is_write`, as the hands are
+        self._write_bytes = WRITES_BYTES  # of the last that was begun
         scheduler.on_work = self._awake
         self._thread = threading.Thread(
             target=guarded, args=(self._work, scheduler, health), name="nvme-queue", daemon=True
@@ -155,15 +157,17 @@ class QueueEngine:
                     if is_begun:
                         self._queue.push(lane.operation)
                         self._at_kernel[is_write] += 1
+                        self._write_bytes = lane.left if is_write else self._write_bytes
                         room -= 1
                     else:
                         lane.run = None
                         self._free.append(lane)
 
     def _few(self) -> int:
-        """Landings that are worth a look: a read is waited for, of writes alone several go by."""
+        """Landings that are worth a look: a read is waited for, and a large write; of small writes
+        alone several go by."""
         reads, writes = self._at_kernel
-        return 1 if reads else max(1, writes // 2)
+        return 1 if reads else max(1, min(writes // 2, WRITES_BYTES // self._write_bytes))
 
     def _reap(self) -> None:
         """Others take the place of the runs that have landed; then these are judged."""

@@ -137,9 +137,15 @@ def test_read_of_scrambled_bytes_says_torn(tmp_path: pathlib.Path, at: int) -> N
     with path.open("r+b") as file:
         file.seek(place)
         file.write(bytes([data[place] ^ 1]))
-    device = open_device(tmp_path)
+    said: list[str] = []
+    device = open_device(tmp_path, log=said)
     assert len(device.recover().entries) == 3
-    assert statuses(device, blocks) == [1, Status.TORN, 1]
+    for _ in range(2):
+        assert statuses(device, blocks) == [1, Status.TORN, 1]
+    slot = place - at
+    assert said == [
+        f"nvme: {path}: blocks lost: 1 since the last such line, the last at byte {slot}: torn"
+    ], "once a minute"
     device.close()
 
 

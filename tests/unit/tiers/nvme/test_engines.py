@@ -322,6 +322,16 @@ def test_block_with_wrong_bytes_is_lost_though_its_closer_look_comes_too_late() 
     assert job.future.result(0).status.tolist() == [Status.TORN, Status.OK, Status.TORN]
 
 
+def test_lost_blocks_are_told_of_in_one_line_a_minute() -> None:
+    clock, said = ManualClock(), list[str]()
+    health = Health("device", 30.0, clock, said.append)
+    for seconds in (0, 1, 1, 58, 59):
+        clock.advance(seconds)
+        health.lost(4096, "torn")
+    words = "since the last such line, the last at byte 4096: torn"
+    assert said == [f"nvme: device: blocks lost: {count} {words}" for count in (1, 3)]
+
+
 def test_scheduler_with_a_full_queue_refuses_at_once() -> None:
     subject, _ = scheduler(queue_blocks=3)
     kept, refused = job_of([0, 2]), job_of([4, 6])
