@@ -8,6 +8,10 @@ and verifies checksums; a 64 KiB block takes 68 KiB of the device, a 1 MiB block
 most slots do not begin where the device would like them to.  Ratios are of blocks a second, 1.0 =
 as fast as fio; "x fio slots" is to fio moving 68 or 1028 KiB at a time.
 
+fio moves `depth` blocks of memory over and over, which stay in the processor's caches.  Where the
+device is a virtual machine's, its host copies there, and twice as fast from caches as from memory;
+hence a plan of ours has 16 MiB at most (two are out at a time).
+
 The rows "adjoining" are of plans whose slots lie side by side, as those of a path's pages mostly
 do, and which go out in larger calls; fio's side is random there too.
 """

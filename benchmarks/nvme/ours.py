@@ -34,6 +34,7 @@ NOTE = NamespaceNote(Namespace("default", "benchmark", bytes(32)), 16)
 PLANS_OUT = 2  # so that the queue never runs dry between two
 JOURNAL_BYTES = 8 * MIB
 BATCH_CALLS = 8  # calls at each place in the queue, a plan
+BATCH_BYTES = 16 * MIB  # at most; see cli.py
 
 
 class Ours:
@@ -51,7 +52,8 @@ class Ours:
         ).astype(np.uint32)
         self._random = np.random.default_rng(1)
         self._hashes = self._random.integers(0, 2**63, (count, 4), np.uint64)
-        self._batch = min(count, max(BATCH_CALLS * depth, 16))
+        calls = max(BATCH_CALLS * depth, 16)
+        self._batch = min(count, calls, max(2 * depth, BATCH_BYTES // block_bytes))
         self._step = align(block_bytes)
         size = self._step * self._batch
         self._memories = [np.frombuffer(aligned(size), np.uint8) for _ in range(PLANS_OUT)]

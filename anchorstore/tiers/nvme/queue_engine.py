@@ -7,8 +7,10 @@
                         free lanes <-- conclude: xxh3 <------- landed <--completions
 
 What has landed is judged only after others have taken its place, so that the kernel always has
-work: they wait in the hand, all made up, while the thread is busy with something else.  While runs
-are out, a submit of new work wakes the thread by an eventfd that the queue listens to.
+work: they wait in the hand, all made up, while the thread is busy with something else.  Each goes
+out by a call of its own: the device begins with the first while the others are on their way, and
+they land one by one; handed over together they land together, and it stands still in between.
+While runs are out, a submit of new work wakes the thread by an eventfd that the queue listens to.
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ class QueueEngine:
         return lane
 
     def _hand_over(self) -> None:
-        """Pushes as much of the hand as the depth allows; by the next `enter` the kernel has it."""
+        """Gives the kernel as much of the hand as the depth allows."""
         for is_write, hand in enumerate(self._hands):
             room = self._scheduler.depth(bool(is_write)) - self._at_kernel[is_write] if hand else 0
             while hand and room > 0:
@@ -156,6 +158,7 @@ class QueueEngine:
                 for lane, is_begun in zip(lanes, begun, strict=True):
                     if is_begun:
                         self._queue.push(lane.operation)
+                        self._queue.enter(0)
                         self._at_kernel[is_write] += 1
                         self._write_bytes = lane.left if is_write else self._write_bytes
                         room -= 1
@@ -175,7 +178,6 @@ class QueueEngine:
         if not landed:
             return
         self._hand_over()
-        self._queue.enter(0)
         answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
         conclude(self._scheduler, self._health, answers)
         for lane in landed:
