@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from anchorstore.cli.options import non_empty
-from anchorstore.config import SETTINGS, parse_address
+from anchorstore.config import SETTINGS
 from anchorstore.config.render import environment_name
 from anchorstore.errors import (
     ConfigError,
@@ -35,6 +35,7 @@ from anchorstore.errors import (
     from_code,
 )
 from anchorstore.transport import frames
+from anchorstore.transport.address import TcpAddress, parse_address
 from anchorstore.transport.reasons import reason_of
 from anchorstore.units import format_seconds, parse_seconds
 from anchorstore.wire.v1 import store_pb2
@@ -178,19 +179,19 @@ class Connection:
 
 def connect(args: argparse.Namespace) -> Connection:
     """Opens the line that the options of add_options() describe."""
-    address = args.address or ""
     token = _token(args.token_file) if args.token_file else ""
-    if address.startswith("tcp://"):
+    path = args.socket or os.environ.get(environment_name(_SOCKET)) or str(_SOCKET.default)
+    if args.address:
         try:
-            host, port = parse_address(address.removeprefix("tcp://"))
-        except ValueError as error:
+            address = parse_address(args.address)
+        except InvalidRequest as error:
             raise UsageError(f"--address: {error}") from error
-        stream = _dial_tcp(host, port, args)
-        return Connection(stream, address, token, args.deadline)
-    if address and not address.startswith("unix:///"):
-        raise UsageError(f"--address {address!r} must be unix:///path or tcp://host:port")
-    path = address.removeprefix("unix://") or args.socket
-    path = path or os.environ.get(environment_name(_SOCKET)) or str(_SOCKET.default)
+        if isinstance(address, TcpAddress):
+            stream = _dial_tcp(address.host, address.port, args)
+            return Connection(stream, args.address, token, args.deadline)
+        path = address.path
+    elif "://" in path:
+        raise UsageError(f"--socket {path!r} is an address, must be a path; --address takes it")
     return Connection(_dial_unix(path, args.deadline), path, token, args.deadline)
 
 

@@ -70,9 +70,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Asks and prints."""
-    prompt = parse_prompt(read_prompt(args.prompt), args.tokenizer)
+    given = read_prompt(args.prompt)
+    prompt = parse_prompt(given, args.tokenizer)
     with connection.connect(args) as daemon:
         space = names.resolve(names.namespaces(daemon), args.namespace)
+        if has_salt(given) and not space.salted:
+            raise UsageError(
+                f"{given.name} has a cache_salt, and {space.domain}/{space.model} "
+                f"{digest(space.root_digest)} none: an engine looks in a namespace with that salt"
+            )
         hashes = (
             prompt
             if isinstance(prompt, bytes)
@@ -147,6 +153,16 @@ def parse_prompt(prompt: Prompt, tokenizer: str | None) -> bytes | Sequence[int]
     )
 
 
+def has_salt(prompt: Prompt) -> bool:
+    """Whether it is the body of a request with a cache salt of its own."""
+    if not prompt.text.lstrip().startswith("{"):
+        return False
+    try:
+        return bool(json.loads(prompt.text).get("cache_salt"))
+    except (ValueError, RecursionError):
+        return False  # text, for a tokenizer
+
+
 def _of_body(prompt: Prompt, may_be_text: bool) -> tuple[Prompt, bool]:
     """The prompt in the body of a completion request, and whether it is text.
 
@@ -182,6 +198,8 @@ def _words(prompt: Prompt) -> list[str]:
         found = json.loads(prompt.text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{prompt.name} starts as a JSON list and is none: {error}") from error
+    if found and all(isinstance(entry, list) for entry in found):
+        raise UsageError(f"{prompt.name} holds {len(found)} prompts: ask for one at a time")
     for entry in found:
         if isinstance(entry, bool) or not isinstance(entry, int | str):
             shown = json.dumps(entry)[:40]
@@ -206,7 +224,10 @@ def _tokenize(text: str, folder: str) -> list[int]:
         raise ModelError(f"--tokenizer {folder}: {why}") from error
     tokens = [int(token) for token in tokenizer.encode(text)]
     if not tokens:
-        raise InvalidKey("prompt has no tokens")
+        why = (
+            "the prompt has no tokens" if not text else "its tokenizer knows no token of the prompt"
+        )
+        raise InvalidKey(f"--tokenizer {folder}: {why}")
     return tokens
 
 
@@ -220,7 +241,9 @@ def explain_text(
     lines += [f"           {_layout_line(match, answer.pages_asked)}" for match in answer.layouts]
     lines.append(f"ends       {answer.ends_because}")
     if answer.pages_present:
-        lines.append("engines    resume their margin before that (vLLM: margin_tokens)")
+        lines.append(
+            "engines    resume their margin before that (vLLM: margin_tokens, 128 by default)"
+        )
     return "\n".join(lines) + "\n"
 
 

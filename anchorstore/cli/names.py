@@ -16,7 +16,10 @@ from anchorstore.wire.v1 import admin_pb2
 
 PREFIX_LETTERS_MIN = 4
 _HASH = re.compile(f"[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}")
-HELP = "a namespace: its root digest or the first letters of it, its model, or domain/model"
+HELP = (
+    f"a namespace: its root digest or the first letters of it, at least {PREFIX_LETTERS_MIN}, "
+    "its model, or domain/model"
+)
 
 
 def add_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -53,6 +56,8 @@ def resolve(
     if not spaces:
         raise UsageError(f"{subject}: the daemon has none")
     reason = f"{len(found)} fit, name one by its root digest" if found else "none fits; there are"
+    if wanted is not None and len(wanted) < PREFIX_LETTERS_MIN and not found:
+        reason = f"none fits, a root digest's start has {PREFIX_LETTERS_MIN} letters; there are"
     listed = textwrap.indent(names_text(found or spaces).rstrip("\n"), "  ")
     raise UsageError(f"{subject}: {reason}:\n{listed}")
 

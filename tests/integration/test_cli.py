@@ -435,7 +435,10 @@ def test_token_file_is_sent_with_every_call(say: Say, socket_path: Path, tmp_pat
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--address", "http://x"), "unix:///path or tcp://host:port"),
+        (("--address", "http://x"), "must start with unix:// or tcp://"),
+        (("--address", "tcp://[::1:5"), "'[::1' is no host"),
+        (("--address", "unix:///"), "must name a socket"),
+        (("--socket", "unix:///run/a.sock"), "must be a path; --address takes it"),
         (("--address", "tcp://x"), "host:port"),
         (
             ("--token-file", "/does/not/exist"),

@@ -20,7 +20,7 @@ from tests.integration.harness import Say
 ROOT_A, ROOT_B = bytes(range(32)), b"\xff" * 32
 SPACES = [
     admin_pb2.NamespaceStatus(domain="team-a", model="qwen", root_digest=ROOT_A),
-    admin_pb2.NamespaceStatus(domain="team-b", model="qwen", root_digest=ROOT_B),
+    admin_pb2.NamespaceStatus(domain="team-b", model="qwen", root_digest=ROOT_B, salted=True),
 ]
 ANSWERS: dict[Method, Answer] = {
     Method.LIST: admin_pb2.ListResponse(namespaces=SPACES),
@@ -46,6 +46,7 @@ ANSWERS: dict[Method, Answer] = {
 }
 TOKENS = list(range(130))
 HASHES = path_hashes(ROOT_A, TOKENS)
+SALTED = json.dumps({"prompt": TOKENS, "cache_salt": "alice"})
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,14 @@ def test_explain_with_other_pages_hashes_by_them(say: Say, socket_path: Path) ->
     assert json.loads(out)["ends_because"] == "page 2 is missing"
 
 
+def test_explain_of_a_salted_body_asks_in_a_salted_namespace(say: Say, socket_path: Path) -> None:
+    with CannedDaemon(socket_path, ANSWERS) as daemon:
+        code, _, err = say("explain", SALTED, "--namespace", "team-b/qwen")
+    assert (code, err) == (0, "")
+    request = daemon.requests[-1][1]
+    assert isinstance(request, admin_pb2.ExplainRequest) and request.root_digest == ROOT_B
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -104,8 +113,10 @@ def test_explain_with_other_pages_hashes_by_them(say: Say, socket_path: Path) ->
         (("1,2,3", "--page-tokens", "0"), "0 is out of range, must be 1 to"),
         (("[1,2",), "prompt starts as a JSON list and is none: "),
         (("[1 2]",), "prompt starts as a JSON list and is none: "),
-        (("[[1, 2]]",), "a JSON list holds token ids or path hashes alone, not [1, 2]"),
+        (("[[1, 2]]",), "prompt holds 1 prompts: ask for one at a time"),
         (("[true]",), "not true"),
+        (("1,2", "--namespace", "000"), "'000': none fits, a root digest's start has 4 letters"),
+        ((SALTED, "--namespace", "team-a/qwen"), "prompt has a cache_salt, and team-a/qwen"),
         (("1,2]",), "neither token ids nor path hashes"),
         (("/",), "prompt / is a folder"),
         (('{"prompt": "1,2,3"}',), 'prompt: its "prompt" is text, which needs --tokenizer DIR'),
