@@ -327,7 +327,7 @@ def read_superblock(file: FileSeam) -> tuple[Superblock | None, list[str]]:
     """
     pages = aligned(SUPERBLOCK_COPIES * SUPERBLOCK_BYTES)
     read_all(file, pages, 0)
-    found, damage, is_ours = [], [], False
+    found, damage, is_ours, empty = [], [], False, []
     for number in range(SUPERBLOCK_COPIES):
         page = pages[number * SUPERBLOCK_BYTES : (number + 1) * SUPERBLOCK_BYTES]
         copy = nvme_format.superblock_of(page)
@@ -336,6 +336,10 @@ def read_superblock(file: FileSeam) -> tuple[Superblock | None, list[str]]:
         elif any(page):
             damage.append(f"superblock {number} is damaged")
             is_ours |= bytes(page[: len(nvme_format.MAGIC)]) == nvme_format.MAGIC
+        else:
+            empty.append(f"superblock {number} is damaged: it is empty")
+    if found and found[0].sequence > 1:  # by then both had been written
+        damage += empty
     if damage and not found and not is_ours:
         raise ConfigError(f"nvme: {file.name} holds something else: it is not overwritten")
     return max(found, key=lambda copy: copy.sequence, default=None), damage

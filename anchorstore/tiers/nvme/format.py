@@ -144,8 +144,8 @@ class Superblock:
         data_offset: where segment 0 starts.
         journal_id: random; only frames that show it belong to the journal.
         starts: how often the device was opened for writing.
-        snapshot_frames: of the active region, that were on the device when it became the journal;
-            0 of devices that were written before there was this field.
+        durable_frames: of the active region, that were on the device when this was written: as it
+            became the journal, and at a clean end; 0 where that is not known.
     """
 
     sequence: int
@@ -159,7 +159,7 @@ class Superblock:
     data_offset: int
     journal_id: int
     starts: int
-    snapshot_frames: int
+    durable_frames: int
 
     @property
     def units(self) -> int:
@@ -204,7 +204,7 @@ class Superblock:
             self.data_offset,
             self.journal_id,
             self.starts,
-            self.snapshot_frames,
+            self.durable_frames,
         ).ljust(SUPERBLOCK_BYTES - _CHECKSUM.size, b"\0")
         return body + _CHECKSUM.pack(xxh3(body))
 
@@ -250,7 +250,7 @@ def geometry(
         data_offset=data_offset,
         journal_id=0,
         starts=0,
-        snapshot_frames=0,
+        durable_frames=0,
     )
     if not found.is_sound:
         raise ConfigError(

@@ -18,6 +18,7 @@ used again); it can never cost a wrong byte.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -37,6 +38,7 @@ from anchorstore.tiers.nvme.region import (
     blocks_named,
     open_region,
     read_region,
+    write_superblock,
 )
 from anchorstore.tiers.nvme.replay import Recovered
 from anchorstore.tiers.nvme.seam import FileSeam
@@ -165,10 +167,26 @@ class Journal:
                 self._write(self._unwritten + list(_merged(pending)))
             except Exception as error:  # noqa: BLE001 - the device ends, not the thread
                 self._health.begin("file", f"the journal failed: {error!r}")
+            if is_last:
+                self._end()
             for future in flushes:
                 future.set_result(None)
             if is_last:
                 return
+
+    def _end(self) -> None:
+        """Says in the superblock how far the journal reaches: what is missing later was there."""
+        if self._must_compact or self.superblock.durable_frames == self._writer.durable:
+            return
+        self.superblock = dataclasses.replace(
+            self.superblock,
+            sequence=self.superblock.sequence + 1,
+            durable_frames=self._writer.durable,
+        )
+        try:
+            write_superblock(self._file, self.superblock)
+        except OSError as error:
+            self._health.begin("journal", f"the journal cannot be ended: {error.strerror}")
 
     @property
     def _retry_seconds(self) -> float:

@@ -75,7 +75,7 @@ def read_region(file: FileSeam, superblock: Superblock, *, is_whole: bool = Fals
 def _durable_behind(file: FileSeam, superblock: Superblock, position: int, size: int) -> int:
     """How many frames were on the device once, by the superblock and by what lies in the active
     region within `size` bytes from `position` on."""
-    durable, stop = superblock.snapshot_frames, min(position + size, superblock.journal_bytes)
+    durable, stop = superblock.durable_frames, min(position + size, superblock.journal_bytes)
     start = superblock.region_offset(superblock.active)
     memory = aligned(min(READ_BYTES, stop - position)) if stop > position else memoryview(b"")
     while position < stop:
@@ -146,13 +146,13 @@ class RegionWriter:
         self.journal_id = journal_id
         self.position = 0
         self._sequence = 0
-        self._durable = 0
+        self.durable = 0  # frames that are on the device
         self._buffer = aligned(MIB)
 
     def sync(self) -> None:
         """Waits until what was appended is on the device.  OSError of the file."""
         self._file.fdatasync()
-        self._durable = self._sequence
+        self.durable = self._sequence
 
     def append(self, notes: Iterable[Note]) -> int:
         """Writes frames while they fit; how many were written.
@@ -177,7 +177,7 @@ class RegionWriter:
             if size > len(self._buffer):
                 self._buffer = aligned(size)
             where = (self.journal_id, self._sequence)
-            frame = nvme_format.frame(kind, *where, count, payload, self._durable)
+            frame = nvme_format.frame(kind, *where, count, payload, self.durable)
             self._buffer[filled : filled + size] = frame
             self._sequence += 1
             filled += size
@@ -221,6 +221,6 @@ def open_region(
     written = writer.append(notes)
     left = blocks_named(notes[written:])
     writer.sync()
-    fresh = dataclasses.replace(fresh, snapshot_frames=written)
+    fresh = dataclasses.replace(fresh, durable_frames=written)
     write_superblock(file, fresh)
     return fresh, writer, left

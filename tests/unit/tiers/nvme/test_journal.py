@@ -304,9 +304,9 @@ def test_torn_tail_is_counted_and_the_rest_stands(tmp_path: pathlib.Path, cut: i
     device.flush().result(10)
     assert device.journal is not None
     superblock = device.journal.superblock
-    device.close()
     path = tmp_path / FILE_NAME
-    data = bytearray(path.read_bytes())
+    data = bytearray(path.read_bytes())  # as a crash leaves it: no clean end
+    device.close()
     last = data.rindex(nvme_format.FRAME_MAGIC, 0, superblock.data_offset)
     data[last + cut : last + 4096] = bytes(4096 - cut)
     path.write_bytes(data)

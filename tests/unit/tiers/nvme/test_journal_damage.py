@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from anchorstore.cli.main import FAILED, main
 from anchorstore.tiers.nvme import format as nvme_format
+from anchorstore.tiers.nvme.device import read_superblock
 from anchorstore.tiers.nvme.format import UNIT_BYTES, FrameType
 from anchorstore.tiers.nvme.region import RegionWriter, read_region
-from anchorstore.tiers.nvme.seam import FILE_NAME
+from anchorstore.tiers.nvme.seam import FILE_NAME, open_direct
 from anchorstore.units import MIB
 from tests.unit.tiers.nvme.bench import Blocks, open_device, write
 
@@ -33,12 +34,12 @@ class Region:
         synced: frames on the device for sure, the last batch's excluded.
     """
 
-    def __init__(self, batches: list[int], snapshot_frames: int = 0) -> None:
+    def __init__(self, batches: list[int], durable_frames: int = 0) -> None:
         self.superblock = dataclasses.replace(
             nvme_format.geometry(16 * MIB, 4 * MIB, MIB, bytes(16)),
             journal_id=JOURNAL_ID,
             active=0,
-            snapshot_frames=snapshot_frames,
+            durable_frames=durable_frames,
         )
         self.data = bytearray(self.superblock.region_offset(2))
         writer = RegionWriter(self, self.start, MIB, JOURNAL_ID)  # type: ignore[arg-type]
@@ -105,7 +106,7 @@ def test_frame_that_was_synced_before_another_is_missed(
 
 @pytest.mark.parametrize("gone", [0, 2])
 def test_frame_of_a_snapshot_is_missed_where_nothing_follows(gone: int) -> None:
-    region = Region([3], snapshot_frames=3)
+    region = Region([3], durable_frames=3)
     assert region.lost_frames() == 0
     region.destroy(gone)
     assert region.lost_frames() == 3 - gone
@@ -142,7 +143,7 @@ def test_check_of_a_device_whose_journal_lost_a_frame_fails_and_says_so(
     assert main(["check", "--offline", str(damaged)]) == FAILED
     out = capsys.readouterr().out
     assert out.startswith("FAILED: 1 violations")
-    assert "the journal is damaged behind its frame 2: 1 frames and more" in out
+    assert "the journal is damaged behind its frame 2: 2 frames and more" in out
 
 
 def test_start_on_a_damaged_journal_warns_once_and_goes_on_with_what_is_left(
@@ -156,3 +157,42 @@ def test_start_on_a_damaged_journal_warns_once_and_goes_on_with_what_is_left(
     again: list[str] = []
     open_device(damaged, log=again).close()
     assert again == []
+
+
+def active_region(folder: pathlib.Path) -> tuple[pathlib.Path, int]:
+    """A device's file, and where its journal starts."""
+    file = open_direct(folder, print)
+    superblock, _ = read_superblock(file)
+    file.close()
+    assert superblock is not None
+    return folder / FILE_NAME, superblock.region_offset(superblock.active)
+
+
+@pytest.mark.parametrize("gone", [0, 2, 3])
+def test_any_frame_that_is_missing_after_a_clean_end_is_damage(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], gone: int
+) -> None:
+    device = open_device(tmp_path)
+    write(device, Blocks.made(device, 5, 3968))
+    device.flush().result(10)
+    device.note_used(np.array([0], np.uint32))
+    device.close()  # a namespace, a layout, blocks and uses
+    assert main(["check", "--offline", str(tmp_path)]) == 0
+    path, start = active_region(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(start + gone * UNIT_BYTES)
+        file.write(bytes((4 - gone) * UNIT_BYTES))
+    assert main(["check", "--offline", str(tmp_path)]) == FAILED
+    assert f"damaged behind its frame {gone}: {4 - gone} frames" in capsys.readouterr().out
+
+
+def test_superblock_that_was_written_and_is_empty_is_damage(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        open_device(tmp_path).close()
+    assert main(["check", "--offline", str(tmp_path)]) == 0
+    with (tmp_path / FILE_NAME).open("r+b") as file:
+        file.write(bytes(UNIT_BYTES))
+    assert main(["check", "--offline", str(tmp_path)]) == FAILED
+    assert "superblock 0 is damaged: it is empty" in capsys.readouterr().out
