@@ -71,6 +71,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Asks and prints."""
     given = read_prompt(args.prompt)
+    if args.tokenizer and given.name == "prompt" and len(given.text.split()) == 1:
+        print(
+            "anchorstore explain: prompt is taken as text, no file has that name", file=sys.stderr
+        )
     prompt = parse_prompt(given, args.tokenizer)
     with connection.connect(args) as daemon:
         space = names.resolve(names.namespaces(daemon), args.namespace)
@@ -180,13 +184,13 @@ def _of_body(prompt: Prompt, may_be_text: bool) -> tuple[Prompt, bool]:
             return Prompt(text, name), True
         case list(tokens):
             return Prompt(json.dumps(tokens), name), False
-    if may_be_text:
-        return prompt, True
     if "messages" in body:
         raise UsageError(
             f"{prompt.name} is the body of a chat, whose token ids follow from the model's chat "
             "template: ask the engine's /tokenize for them"
         )
+    if may_be_text:
+        return prompt, True
     raise UsageError(f'{prompt.name} is a JSON object without "prompt" (token ids or text)')
 
 

@@ -115,6 +115,8 @@ def test_explain_of_a_salted_body_asks_in_a_salted_namespace(say: Say, socket_pa
         (("[1 2]",), "prompt starts as a JSON list and is none: "),
         (("[[1, 2]]",), "prompt holds 1 prompts: ask for one at a time"),
         (("[true]",), "not true"),
+        (('{"messages": []}', "--tokenizer", "/does/not/exist"), "is the body of a chat"),
+        (("nosuch.json", "--tokenizer", "/does/not/exist"), "taken as text, no file has that name"),
         (("1,2", "--namespace", "000"), "'000': none fits, a root digest's start has 4 letters"),
         ((SALTED, "--namespace", "team-a/qwen"), "prompt has a cache_salt, and team-a/qwen"),
         (("1,2]",), "neither token ids nor path hashes"),
