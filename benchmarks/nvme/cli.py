@@ -12,6 +12,9 @@ fio moves `depth` blocks of memory over and over, which stay in the processor's 
 device is a virtual machine's, its host copies there, and twice as fast from caches as from memory;
 hence a plan of ours has 16 MiB at most (two are out at a time).
 
+A block's memory on pages of 4 KiB is scattered, more or less from run to run, and so a call has up
+to 16 pieces for 64 KiB.  On huge pages (--huge-pages, both sides) it is one piece.
+
 The rows "adjoining" are of plans whose slots lie side by side, as those of a path's pages mostly
 do, and which go out in larger calls; fio's side is random there too.
 """
@@ -37,6 +40,7 @@ from benchmarks.nvme.ours import Order, Ours, opened
 
 BLOCK_BYTES = (MIB, 64 * KIB)
 ENGINES = ("io_uring", "aio", "threads")
+HUGE_HELP = "memory on 2 MiB pages, as the pool's is where the host has reserved some"
 ORDERS: tuple[Order, ...] = ("random", "adjoining")
 
 
@@ -55,13 +59,14 @@ def measure(
 ) -> list[Line]:
     """Reads and writes of one block size and engine."""
     lines = []
+    how = engine, arguments.depth
     orders = ORDERS if block_bytes < RUN_BYTES_MAX else ORDERS[:1]  # others are a call each
     for case, order in itertools.product(("read", "write"), orders):
         is_write = case == "write"
         yardsticks = []
         if arguments.fio:
             yardsticks = [
-                Fio(path / "fio", arguments.stored, size, engine, arguments.depth)
+                Fio(path / "fio", arguments.stored, size, *how, is_huge=arguments.huge_pages)
                 for size in (block_bytes, slot_bytes_of(block_bytes))
             ]
         ours: list[Round] = []
@@ -100,7 +105,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         for block_bytes in arguments.blocks:
             for engine in arguments.engines:
                 shape = (block_bytes, arguments.stored, engine, arguments.depth)
-                with opened(path, *shape) as subject:
+                with opened(path, *shape, is_huge=arguments.huge_pages) as subject:
                     if subject is None:
                         skipped.append(f"{engine}: the kernel does not allow it")
                         continue
@@ -110,6 +115,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "machine": harness.machine(),
         "file_system": system,
         "stored_bytes": arguments.stored,
+        "huge_pages": arguments.huge_pages,
         "seconds": arguments.seconds,
         "skipped": sorted(set(skipped)),
         "results": [dataclasses.asdict(item) for item in lines],
@@ -128,6 +134,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
     parser.add_argument("--blocks", nargs="+", type=parse_bytes, default=BLOCK_BYTES)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--huge-pages", action="store_true", help=HUGE_HELP)
     parser.add_argument("--no-fio", dest="fio", action="store_false", help="our side alone")
     return parser.parse_args(argv)
 

@@ -16,6 +16,8 @@ from typing import Any
 from benchmarks.nvme.figures import Round
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SHARED = ("--iomem=mmapshared",)
+HUGE = ("--iomem=mmaphuge", "--hugepage-size=2m")
 IO_ENGINES = {"threads": "psync", "aio": "libaio", "io_uring": "io_uring"}
 
 
@@ -32,10 +34,18 @@ class Fio:
     Args:
         engine: of ours; fio's is the one beside it in IO_ENGINES.
         depth: calls at the same time.
+        is_huge: whether its memory lies on huge pages; shared as ours is in both cases.
     """
 
     def __init__(
-        self, path: pathlib.Path, file_bytes: int, block_bytes: int, engine: str, depth: int
+        self,
+        path: pathlib.Path,
+        file_bytes: int,
+        block_bytes: int,
+        engine: str,
+        depth: int,
+        *,
+        is_huge: bool = False,
     ) -> None:
         threads, calls = (depth, 1) if engine == "threads" else (1, depth)
         self._command = [
@@ -47,6 +57,7 @@ class Fio:
             f"--ioengine={IO_ENGINES[engine]}",
             f"--iodepth={calls}",
             f"--numjobs={threads}",
+            *(HUGE if is_huge else SHARED),
             "--thread",
             "--group_reporting",
             "--direct=1",

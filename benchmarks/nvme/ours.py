@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import mmap
+import os
 import pathlib
 import time
 from collections.abc import Iterator
@@ -31,16 +33,36 @@ from benchmarks.nvme.figures import Round
 Numbers = npt.NDArray[np.int64]
 Order = Literal["random", "adjoining"]
 NOTE = NamespaceNote(Namespace("default", "benchmark", bytes(32)), 16)
+HUGE_BYTES = 2 * MIB
 PLANS_OUT = 2  # so that the queue never runs dry between two
 JOURNAL_BYTES = 8 * MIB
 BATCH_CALLS = 8  # calls at each place in the queue, a plan
 BATCH_BYTES = 16 * MIB  # at most; see cli.py
 
 
+def memory(size: int, is_huge: bool) -> npt.NDArray[np.uint8]:
+    """Memory such as the pool's, of its pages; OSError without enough huge ones in reserve."""
+    if not is_huge:
+        return np.frombuffer(aligned(size), np.uint8)
+    descriptor = os.memfd_create("benchmark", os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    try:
+        os.ftruncate(descriptor, -(-size // HUGE_BYTES) * HUGE_BYTES)
+        return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+    finally:
+        os.close(descriptor)
+
+
 class Ours:
     """One device of `stored_bytes` of blocks of one size."""
 
-    def __init__(self, device: NvmeDevice, block_bytes: int, stored_bytes: int, depth: int) -> None:
+    def __init__(
+        self,
+        device: NvmeDevice,
+        block_bytes: int,
+        stored_bytes: int,
+        depth: int,
+        is_huge: bool = False,
+    ) -> None:
         self._device, self._block_bytes = device, block_bytes
         slot_units = slot_bytes_of(block_bytes) // UNIT_BYTES
         segment_units = device.segment_bytes // UNIT_BYTES
@@ -56,9 +78,8 @@ class Ours:
         self._batch = min(count, calls, max(2 * depth, BATCH_BYTES // block_bytes))
         self._step = align(block_bytes)
         size = self._step * self._batch
-        self._memories = [np.frombuffer(aligned(size), np.uint8) for _ in range(PLANS_OUT)]
-        self._source = np.frombuffer(aligned(size), np.uint8)
-        self._source[:] = self._random.integers(0, 256, size, np.uint8)
+        *self._memories, self._source = (memory(size, is_huge) for _ in range(PLANS_OUT + 1))
+        self._source[:size] = self._random.integers(0, 256, size, np.uint8)
         self._checksums = np.zeros(count, np.uint64)
         self._source_checksums = np.array(
             [xxh3(self._source[at : at + block_bytes]) for at in range(0, size, self._step)],
@@ -140,9 +161,16 @@ class Ours:
 
 @contextlib.contextmanager
 def opened(
-    path: pathlib.Path, block_bytes: int, stored_bytes: int, engine: str, depth: int
+    path: pathlib.Path,
+    block_bytes: int,
+    stored_bytes: int,
+    engine: str,
+    depth: int,
+    *,
+    is_huge: bool = False,
 ) -> Iterator[Ours | None]:
-    """Our side on a device in `path`; None where the kernel does not allow that engine."""
+    """Our side on a device in `path`, with memory on huge pages or on the usual ones; None where
+    the kernel does not allow that engine."""
     segment_bytes = max(64 * MIB, align(4 * slot_bytes_of(block_bytes)))
     slots_bytes = stored_bytes // block_bytes * slot_bytes_of(block_bytes)
     segments = -(-slots_bytes // (segment_bytes - slot_bytes_of(block_bytes))) + 1
@@ -158,7 +186,7 @@ def opened(
         if device.engine != engine:
             yield None
             return
-        subject = Ours(device, block_bytes, stored_bytes, depth)
+        subject = Ours(device, block_bytes, stored_bytes, depth, is_huge)
         subject.fill()
         yield subject
     finally:

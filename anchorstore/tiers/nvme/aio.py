@@ -7,7 +7,6 @@ Since Linux 4.18, when it learnt to poll.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import errno
@@ -16,7 +15,6 @@ import platform
 import select
 import struct
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked, patience
@@ -36,7 +34,7 @@ _NUMBERS = {
     "x86_64": _Numbers(setup=206, destroy=207, submit=209, getevents=208),
     "aarch64": _Numbers(setup=0, destroy=1, submit=2, getevents=4),
 }
-_CODES = {Call.READ: 0, Call.READV: 7, Call.WRITEV: 8}
+_CODES = (0, 7, 8)  # of each Call
 _POLL = 5
 _IOCB = struct.Struct("<QIIHhIQQq8xII")
 """tag, key, flags of the call, code, priority, descriptor, address, length, offset, flags, fd"""
@@ -67,7 +65,7 @@ class KernelAio:
         self._events = memoryview(bytearray(entries * _EVENT.size))
         self._events_address = address_of(self._events)
         self._time = patience()
-        self._landed: collections.deque[tuple[int, int]] = collections.deque()
+        self._landed: list[tuple[int, int]] = []
         self.wake = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._probe()
 
@@ -151,14 +149,11 @@ class KernelAio:
         events = _EVENT.iter_unpack(self._events[: found * _EVENT.size])
         self._landed.extend((tag, result) for tag, _, result, _ in events)
 
-    def completions(self) -> Iterator[tuple[int, int]]:
+    def completions(self) -> list[tuple[int, int]]:
         """See KernelQueue."""
-        while True:
-            while self._landed:
-                yield self._landed.popleft()
-            self._collect(0)
-            if not self._landed:
-                return
+        self._collect(0)
+        found, self._landed = self._landed, []
+        return found
 
     def close(self) -> None:
         """See KernelQueue."""

@@ -49,19 +49,31 @@ DAMAGE = (Status.TORN, Status.FOREIGN)
 slot since is no damage."""
 
 
-class Landed(NamedTuple):
-    """A run that the kernel is done with."""
+class Landed(Protocol):
+    """A run that the kernel is done with; `code` is 0, or an error number."""
+
+    @property
+    def run(self) -> Run: ...
+    @property
+    def scratch(self) -> Scratch: ...
+    @property
+    def code(self) -> int: ...
+
+
+class Moved(NamedTuple):
+    """See Landed."""
 
     run: Run
     scratch: Scratch
-    code: int  # 0, or an error number
+    code: int
 
 
 def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> None:
     """Judges runs and ends them.  One that has failed is tried again block by block; blocks whose
     bytes are wrong are looked at closely."""
     ended = []
-    for run, scratch, code in runs:
+    for landed in runs:
+        run, code = landed.run, landed.code
         job = run.job
         if code and len(run) > 1:
             scheduler.again(run, job.singles(run))
@@ -74,7 +86,7 @@ def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> No
         else:
             health.worked(job.is_write)
             try:
-                if doubts := job.judge(run, scratch):
+                if doubts := job.judge(run, landed.scratch):
                     scheduler.again(run, doubts)
                     continue
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
@@ -148,7 +160,7 @@ class ThreadEngine:
                 run.job.error = error
                 self._scheduler.ended(runs)
                 continue
-            conclude(self._scheduler, self._health, [Landed(run, scratch, code)])
+            conclude(self._scheduler, self._health, [Moved(run, scratch, code)])
 
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""

@@ -225,6 +225,13 @@ class Job:
             found[-1] = found[-1][: block.rest]
         return found if len(found[-1]) else found[:-1]
 
+    def straight(self, run: Run) -> int:
+        """The address of the run's memory, where all of it lies there in one piece; 0 where not."""
+        if self.is_write or run.is_close or len(run) > 1:
+            return 0
+        [block] = self.blocks(run)
+        return 0 if block.rest else block.address
+
     def vectors(self, run: Run, scratch: Scratch, into: memoryview) -> int:
         """The same as addresses and lengths u64[2 n] in `into`; the number of their pairs."""
         used = 0

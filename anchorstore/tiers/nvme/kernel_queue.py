@@ -14,7 +14,6 @@ import ctypes
 import enum
 import os
 import struct
-from collections.abc import Iterator
 from typing import Protocol
 
 BUSY_SECONDS = 0.001  # until a kernel that took not all is asked again
@@ -69,7 +68,7 @@ class KernelQueue(Protocol):
         PATIENCE_SECONDS with one that is, or where the kernel takes no more before it is rid of
         some."""
 
-    def completions(self) -> Iterator[tuple[int, int]]:
+    def completions(self) -> list[tuple[int, int]]:
         """(tag, result) of what has ended; a negative result is an error number."""
 
     def close(self) -> None:

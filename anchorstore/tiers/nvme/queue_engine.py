@@ -2,27 +2,25 @@
 
 ::
 
-    scheduler --take--> hand: lanes (scratch, vectors) --push--> queue --enter--> kernel
-                                                                                   |
-                        free lanes <-- conclude: xxh3 <------- landed <--completions
+    scheduler --take--> lanes (scratch, vectors) --push, enter--> kernel
+                                                                    |
+        free lanes <-- conclude: xxh3 <-- judged later <-- landed <-+
 
 What has landed is judged only after others have taken its place, so that the kernel always has
-work: they wait in the hand, all made up, while the thread is busy with something else.  Each goes
-out by a call of its own: the device begins with the first while the others are on their way, and
-they land one by one; handed over together they land together, and it stands still in between.
-While runs are out, a submit of new work wakes the thread by an eventfd that the queue listens to.
+work.  Each goes out by a call of its own: the device begins with the first while the others are
+on their way, and they land one by one; handed over together they land together, and it stands
+still in between.  While runs are out, a submit of new work wakes the thread by an eventfd that the
+queue listens to.
 """
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import errno
 import threading
-from collections.abc import Iterator
 
 from anchorstore.tiers.nvme.aio import KernelAio
-from anchorstore.tiers.nvme.engines import Landed, conclude, guarded
+from anchorstore.tiers.nvme.engines import conclude, guarded
 from anchorstore.tiers.nvme.health import Health
 from anchorstore.tiers.nvme.jobs import RUN_BLOCKS_MAX, Run, Scratch
 from anchorstore.tiers.nvme.kernel_queue import Call, KernelQueue
@@ -33,7 +31,6 @@ from anchorstore.tiers.nvme.uring import Ring
 _VECTORS_MAX = 2 * RUN_BLOCKS_MAX  # whole pages and tail
 _VECTOR_BYTES = 16
 _WAKE_TAG = 2**32
-RUNS_AT_FIRST = 4  # made up before a kernel without work gets them
 WRITES_BYTES = 256 * 1024  # so much may land before another look is worth it
 _HOLDING = ctypes.PyDLL(None)  # libc, called without letting go of the interpreter
 
@@ -46,9 +43,9 @@ class Lane:
         self.scratch = Scratch()
         memory = memoryview(bytearray(_VECTORS_MAX * _VECTOR_BYTES))
         self.vectors, self._address = memory.cast("Q"), address_of(memory)
-        self.run: Run | None = None
+        self.run: Run  # while there is one
         self.operation = b""  # for the queue
-        self.first, self.stop = 0, 0  # the vectors that are still to be moved
+        self.first, self.stop = 0, 0  # the vectors that are still to be moved; none: not made up
         self.left = 0  # their bytes
         self.code = 0  # the kernel's answer, an error number
         self.offset = 0
@@ -56,25 +53,29 @@ class Lane:
     def begin(self, run: Run) -> None:
         """Makes up what the kernel shall do."""
         job = run.job
+        self.run, self.offset, self.left = run, run.offset, run.size
+        self.first = self.stop = 0
+        if where := job.straight(run):
+            self._make_up(Call.READ, where, run.size)
+            return
         job.fill(run, self.scratch)
-        self.first, self.stop = 0, job.vectors(run, self.scratch, self.vectors)
-        self.offset, self.left = run.offset, run.size
-        self.run = run
-        self._make_up(run)
+        self.stop = job.vectors(run, self.scratch, self.vectors)
+        self._make_up_vectors(job.is_write)
 
-    def _make_up(self, run: Run) -> None:
-        first, count = self.first, self.stop - self.first
-        call, where, length = Call.READV, self._address + first * _VECTOR_BYTES, count
-        if run.job.is_write:
-            call = Call.WRITEV
-        elif count == 1:
-            call, where, length = Call.READ, self.vectors[2 * first], self.vectors[2 * first + 1]
+    def _make_up(self, call: Call, where: int, length: int) -> None:
         self.operation = self._queue.operation(
             call, self._descriptor, where, length, self.offset, self._tag
         )
 
-    def advance(self, run: Run, count: int) -> None:
+    def _make_up_vectors(self, is_write: bool) -> None:
+        where, count = self._address + self.first * _VECTOR_BYTES, self.stop - self.first
+        self._make_up(Call.WRITEV if is_write else Call.READV, where, count)
+
+    def advance(self, count: int) -> None:
         """So many bytes were moved, which are not all."""
+        run = self.run
+        if not self.stop:
+            self.stop = run.job.vectors(run, self.scratch, self.vectors)
         self.offset += count
         self.left -= count
         vectors = self.vectors
@@ -83,7 +84,7 @@ class Lane:
             self.first += 1
         vectors[2 * self.first] += count
         vectors[2 * self.first + 1] -= count
-        self._make_up(run)
+        self._make_up_vectors(run.job.is_write)
 
 
 class QueueEngine:
@@ -100,11 +101,9 @@ class QueueEngine:
     ) -> None:
         self.name, self._queue, self._descriptor = name, queue, descriptor
         self._scheduler, self._health, self._depth = scheduler, health, depth
-        scheduler.ahead = depth
         self._lanes: list[Lane] = []
         self._free: list[Lane] = []
-        self._hands: tuple[collections.deque[Lane], ...] = collections.deque(), collections.deque()
-        self._at_kernel = [0, 0]  # runs, by `is_write`, as the hands are
+        self._at_kernel = [0, 0]  # runs, by `is_write`
         self._write_bytes = WRITES_BYTES  # of the last that was begun
         scheduler.on_work = self._awake
         self._thread = threading.Thread(
@@ -119,52 +118,42 @@ class QueueEngine:
 
     def _work(self) -> None:
         self._queue.listen(_WAKE_TAG)
+        landed: list[Lane] = []
         while True:
-            is_idle = not any(self._at_kernel)
-            runs = self._scheduler.take(RUNS_AT_FIRST if is_idle else self._depth, wait=is_idle)
+            is_idle = not landed and not any(self._at_kernel)
+            runs = self._scheduler.take(2 * self._depth, wait=is_idle)
             if is_idle and not runs:
                 return
-            self._prepare(runs)
-            self._hand_over()
+            for run in runs:
+                self._begin(run)
+            if landed:
+                self._judge(landed)
+                landed = []
             if any(self._at_kernel):
-                self._queue.enter(0 if runs else self._few())  # until the hand is full
-                self._reap()
+                self._queue.enter(self._few())
+                landed = self._landed()
 
-    def _prepare(self, runs: list[Run]) -> None:
-        """Takes runs into the hand."""
-        for run in runs:
-            lane = self._free.pop() if self._free else self._new_lane()
-            try:
-                lane.begin(run)
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
-                run.job.error = error
-                self._scheduler.ended([run])
-                self._free.append(lane)
-                continue
-            self._hands[run.job.is_write].append(lane)
+    def _begin(self, run: Run) -> None:
+        """Hands a run to the kernel."""
+        lane = self._free.pop() if self._free else self._new_lane()
+        try:
+            lane.begin(run)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+            run.job.error = error
+            self._scheduler.ended([run])
+            self._free.append(lane)
+            return
+        self._queue.push(lane.operation)
+        self._queue.enter(0)
+        is_write = run.job.is_write
+        self._at_kernel[is_write] += 1
+        if is_write:
+            self._write_bytes = run.size
 
     def _new_lane(self) -> Lane:
         lane = Lane(self._queue, self._descriptor, len(self._lanes))
         self._lanes.append(lane)
         return lane
-
-    def _hand_over(self) -> None:
-        """Gives the kernel as much of the hand as the depth allows."""
-        for is_write, hand in enumerate(self._hands):
-            room = self._scheduler.depth(bool(is_write)) - self._at_kernel[is_write] if hand else 0
-            while hand and room > 0:
-                lanes = [hand.popleft() for _ in range(min(room, len(hand)))]
-                begun = self._scheduler.begin([lane.run for lane in lanes if lane.run])
-                for lane, is_begun in zip(lanes, begun, strict=True):
-                    if is_begun:
-                        self._queue.push(lane.operation)
-                        self._queue.enter(0)
-                        self._at_kernel[is_write] += 1
-                        self._write_bytes = lane.left if is_write else self._write_bytes
-                        room -= 1
-                    else:
-                        lane.run = None
-                        self._free.append(lane)
 
     def _few(self) -> int:
         """Landings that are worth a look: a read is waited for, and a large write; of small writes
@@ -172,36 +161,33 @@ class QueueEngine:
         reads, writes = self._at_kernel
         return 1 if reads else max(1, min(writes // 2, WRITES_BYTES // self._write_bytes))
 
-    def _reap(self) -> None:
-        """Others take the place of the runs that have landed; then these are judged."""
-        landed = list(self._landed())
-        if not landed:
-            return
-        self._hand_over()
-        answers = [Landed(lane.run, lane.scratch, lane.code) for lane in landed if lane.run]
-        conclude(self._scheduler, self._health, answers)
-        for lane in landed:
-            lane.run = None  # and with it the plan's memory
-        self._free += landed
-
-    def _landed(self) -> Iterator[Lane]:
-        """Those whose runs have come to an end at the kernel."""
+    def _landed(self) -> list[Lane]:
+        """Those whose runs have come to an end at the kernel: their places are free."""
+        landed = []
         for tag, result in self._queue.completions():
             if tag == _WAKE_TAG:
                 self._queue.listen(_WAKE_TAG)
                 continue
             lane = self._lanes[tag]
-            run = lane.run
-            assert run is not None
-            if 0 < result < lane.left:
-                lane.advance(run, result)
-                self._queue.push(lane.operation)
-                continue
+            is_write = lane.run.job.is_write
             lane.code = 0
-            if result != lane.left:  # an error, or the end of the file
-                lane.code = -result or (errno.ENOSPC if run.job.is_write else errno.EIO)
-            self._at_kernel[run.job.is_write] -= 1
-            yield lane
+            if result != lane.left:
+                if 0 < result < lane.left:
+                    lane.advance(result)
+                    self._queue.push(lane.operation)
+                    continue
+                # an error, or the end of the file
+                lane.code = -result or (errno.ENOSPC if is_write else errno.EIO)
+            self._at_kernel[is_write] -= 1
+            landed.append(lane)
+        self._scheduler.land([lane.run for lane in landed])
+        return landed
+
+    def _judge(self, landed: list[Lane]) -> None:
+        conclude(self._scheduler, self._health, landed)
+        for lane in landed:
+            del lane.run  # and with it the plan's memory
+        self._free += landed
 
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""

@@ -10,18 +10,17 @@
 
 A job's future is done when no byte of it can move any more: a run that has begun is always waited
 for, since the memory that it fills or drains must not be used for anything else.  What has not
-begun at its deadline is LATE, in an engine's hand as in the queue.  A run that has been out for
-longer than that makes the device *stalled*: it is given no more work until it answers.
+begun at its deadline is LATE.  A run that has been out for longer than that makes the device
+*stalled*: it is given no more work until it answers.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from anchorstore.clock import Clock
 from anchorstore.tiers.nvme.jobs import Job, Run
@@ -80,13 +79,26 @@ class _Lane:
         self.blocks = 0
         self.runs_out = 0
 
+    def take(self, most: int, now: float) -> list[Run]:
+        """The next runs, at most so many, job by job in turn, within the bandwidth."""
+        runs: list[Run] = []
+        jobs, bucket = self.jobs, self.bucket
+        while jobs and len(runs) < most and not bucket.wait_seconds(now):
+            job = jobs.popleft()
+            run = job.runs.popleft()
+            if job.runs:
+                jobs.append(job)
+            bucket.spend(run.size)
+            runs.append(run)
+        self.runs_out += len(runs)
+        return runs
+
 
 class Scheduler:
-    """Thread-safe; engines call `take` and `ended`.
+    """Thread-safe; engines call `take` and `ended`, and `land` in between where they have others
+    begin before they look at what has landed.
 
     Attributes:
-        ahead: runs each way that an engine may have in hand beyond the depth, to be begun as soon
-            as another ends; it keeps to the depth itself, then, and says what it begins.
         on_work: for an engine that does not wait here.
     """
 
@@ -99,17 +111,12 @@ class Scheduler:
         self.writes = _Lane(limits.write_bytes_per_second)
         self._lanes = (self.reads, self.writes)  # by `is_write`
         self._read_at = -math.inf  # when a read was last begun
-        self._hand: set[Run] = set()  # taken by an engine that goes ahead, and not begun
         self._out: dict[Run, float] = {}  # begun, and when
         self._earliest = math.inf  # no waiting job's deadline is before it
         self._is_closed = False
+        self._is_watched = False
         self.late_blocks = 0
-        self.ahead = 0
         self.on_work: Callable[[], object] | None = None
-
-    def depth(self, is_write: bool) -> int:
-        """How many runs may be at the kernel now."""
-        return self._depth(is_write, self._clock.now())
 
     def _depth(self, is_write: bool, now: float) -> int:
         if not is_write or not (self.reads.blocks or now < self._read_at + QUIET_SECONDS):
@@ -127,7 +134,8 @@ class Scheduler:
                 lane.jobs.append(job)
                 self._earliest = min(self._earliest, job.deadline)
                 self._work.notify()
-                self._waiting.notify()
+                if not self._is_watched:
+                    self._waiting.notify()
                 if self.on_work is not None:
                     self.on_work()
                 return
@@ -170,61 +178,37 @@ class Scheduler:
         for is_write, lane in enumerate(self._lanes):
             if not lane.jobs:
                 continue
-            room = self._depth(bool(is_write), now) + self.ahead - lane.runs_out
-            while lane.jobs and room > 0:
-                if len(runs) == most:
-                    has_more = True
-                    break
-                wait_seconds = lane.bucket.wait_seconds(now)
-                if wait_seconds:
+            room = self._depth(bool(is_write), now) - lane.runs_out
+            taken = lane.take(min(room, most - len(runs)), now)
+            if taken and not is_write:
+                self._read_at = now
+            runs += taken
+            if lane.jobs and len(taken) < room:
+                if wait_seconds := lane.bucket.wait_seconds(now):
                     pause = wait_seconds if pause is None else min(pause, wait_seconds)
-                    break
-                runs.append(self._begin_one(lane, now))
-                room -= 1
+                else:
+                    has_more = True
+        self._out.update(dict.fromkeys(runs, now))
         if runs and has_more:
             self._work.notify()  # whoever wakes takes its part and wakes the next
         return runs, pause
 
-    def _begin_one(self, lane: _Lane, now: float) -> Run:
-        job = lane.jobs.popleft()
-        run = job.runs.popleft()
-        if job.runs:
-            lane.jobs.append(job)
-        lane.bucket.spend(run.size)
-        lane.runs_out += 1
-        if self.ahead:
-            self._hand.add(run)
-        else:
-            self._out[run] = now
-        if lane is self.reads:
-            self._read_at = now
-        return run
-
-    def begin(self, runs: Sequence[Run]) -> list[bool]:
-        """An engine that goes ahead begins runs of its hand now: those [n] that are not given up
-        meanwhile."""
+    def land(self, runs: Iterable[Run]) -> None:
+        """The kernel is done with these: others may take their place."""
         with self._lock:
-            now = self._clock.now()
-            found = [run in self._hand for run in runs]
-            for run in itertools.compress(runs, found):
-                self._hand.remove(run)
-                self._out[run] = now
-        return found
+            for run in runs:
+                self._land(run)
 
-    def _land(self, run: Run) -> bool:
-        """Whether it was out, or in hand."""
-        was_out = self._out.pop(run, None) is not None or run in self._hand
-        self._hand.discard(run)
-        self._lanes[run.job.is_write].runs_out -= was_out
-        return was_out
+    def _land(self, run: Run) -> None:
+        if self._out.pop(run, None) is not None:
+            self._lanes[run.job.is_write].runs_out -= 1
 
     def ended(self, runs: Sequence[Run]) -> None:
         """Runs whose blocks have their status.  Whoever says so takes again, so nobody is woken."""
         done: list[Job] = []
         with self._lock:
             for run in runs:
-                if not self._land(run):
-                    continue  # given up in hand
+                self._land(run)
                 self._count(run.job, len(run))
                 if not run.job.blocks_left:
                     done.append(run.job)
@@ -247,16 +231,12 @@ class Scheduler:
         job.blocks_left -= blocks
 
     def _expire(self, now: float, ended: list[Job]) -> None:
-        for run in [run for run in self._hand if self._is_closed or run.job.deadline <= now]:
-            self._land(run)
-            self._give_up(run, ended)
         for lane in self._lanes:
             for job in [job for job in lane.jobs if self._is_closed or job.deadline <= now]:
                 lane.jobs.remove(job)
                 while job.runs:
                     self._give_up(job.runs.popleft(), ended)
-        waiting = [job.deadline for lane in self._lanes for job in lane.jobs]
-        waiting += [run.job.deadline for run in self._hand]
+        waiting = (job.deadline for lane in self._lanes for job in lane.jobs)
         self._earliest = min(waiting, default=math.inf)
 
     def _give_up(self, run: Run, ended: list[Job]) -> None:
@@ -279,8 +259,8 @@ class Scheduler:
             with self._lock:
                 if self._is_closed:
                     return
-                is_busy = self.reads.jobs or self.writes.jobs or self._hand
-                self._waiting.wait(WATCH_SECONDS if is_busy else None)
+                self._is_watched = bool(self.reads.jobs or self.writes.jobs)
+                self._waiting.wait(WATCH_SECONDS if self._is_watched else None)
             self.expire()
 
     @staticmethod

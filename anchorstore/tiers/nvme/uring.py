@@ -13,7 +13,6 @@ import os
 import platform
 import struct
 import time
-from collections.abc import Iterator
 
 from anchorstore.tiers.nvme.kernel_queue import BUSY_SECONDS, Call, checked, patience
 from anchorstore.tiers.nvme.seam import address_of
@@ -28,8 +27,8 @@ _PARAMS_BYTES = 120
 _FLAGS, _FLAGS_AT = struct.Struct("<I"), 8
 _COOP_TASKRUN = 1 << 8  # answers wait for our next call and never interrupt us
 _SQE = struct.Struct("<BBHiQQIIQ24x")  # opcode, flags, ioprio, fd, offset, address, length, flags
-_CQE = struct.Struct("<Qii")
-_CODES = {Call.READ: 22, Call.READV: 1, Call.WRITEV: 2}
+_CQE = struct.Struct("<Qi4x")
+_CODES = (22, 1, 2)  # of each Call
 OPERATION_BYTES = _SQE.size
 
 
@@ -108,31 +107,38 @@ class Ring:
 
     def _call(self, wait: int, flags: int, argument: int | None, size: int) -> None:
         while True:
-            call = (_ENTER, self._descriptor, self._unsubmitted, wait, flags, argument, size)
-            try:
-                taken = checked(self._enter(*call))
-            except InterruptedError:
-                continue
-            except OSError as error:
-                if error.errno == errno.ETIME:
+            given = self._unsubmitted
+            taken = self._enter(_ENTER, self._descriptor, given, wait, flags, argument, size)
+            if taken >= 0:
+                self._unsubmitted -= taken
+                if taken == given:
                     return
-                if error.errno not in (errno.EAGAIN, errno.EBUSY):
-                    raise
-                time.sleep(BUSY_SECONDS)  # the kernel is short of memory, or wants to be drained
+                continue
+            code = ctypes.get_errno()
+            if code == errno.EINTR:
+                continue
+            if code == errno.ETIME:
                 return
-            self._unsubmitted -= taken
-            if not self._unsubmitted:
-                return
+            if code not in (errno.EAGAIN, errno.EBUSY):
+                raise OSError(code, os.strerror(code))
+            time.sleep(BUSY_SECONDS)  # the kernel is short of memory, or wants to be drained
+            return
 
-    def completions(self) -> Iterator[tuple[int, int]]:
+    def completions(self) -> list[tuple[int, int]]:
         """See KernelQueue."""
-        head = self._cq_head.value
-        while head != self._cq_tail.value:
-            place = self._cqes + (head & self._cq_mask) * _CQE.size
-            tag, result, _ = _CQE.unpack_from(self._rings, place)
-            head = (head + 1) & 0xFFFFFFFF
-            self._cq_head.value = head
-            yield tag, result
+        head, tail = self._cq_head.value, self._cq_tail.value
+        first, count = head & self._cq_mask, (tail - head) & 0xFFFFFFFF
+        until_wrap = self._cq_mask + 1 - first
+        if count <= until_wrap:
+            found = self._answers(first, count)
+        else:
+            found = self._answers(first, until_wrap) + self._answers(0, count - until_wrap)
+        self._cq_head.value = tail
+        return found
+
+    def _answers(self, first: int, count: int) -> list[tuple[int, int]]:
+        start = self._cqes + first * _CQE.size
+        return list(_CQE.iter_unpack(self._rings[start : start + count * _CQE.size]))
 
     def close(self) -> None:
         """See KernelQueue."""

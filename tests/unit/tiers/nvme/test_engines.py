@@ -16,7 +16,7 @@ import pytest
 from anchorstore.clock import ManualClock
 from anchorstore.tiers.nvme.aio import KernelAio
 from anchorstore.tiers.nvme.device import ENGINES, Options
-from anchorstore.tiers.nvme.engines import Engine, Landed, advanced, conclude, guarded
+from anchorstore.tiers.nvme.engines import Engine, Moved, advanced, conclude, guarded
 from anchorstore.tiers.nvme.format import UNIT_BYTES, xxh3
 from anchorstore.tiers.nvme.health import Health, State
 from anchorstore.tiers.nvme.jobs import (
@@ -170,13 +170,29 @@ def test_lane_after_a_short_call_goes_on_where_the_threads_would(
     buffers = job.buffers(run, lane.scratch)
     for moved in (1, 4096, 8192, 8193, 16384, 28671, run.size - 1):
         lane.begin(run)
-        lane.advance(run, moved // 2)
-        lane.advance(run, moved - moved // 2)
+        lane.advance(moved // 2)
+        lane.advance(moved - moved // 2)
         left = lane.vectors[2 * lane.first : 2 * lane.stop].tolist()
         wanted = [(address_of(part), len(part)) for part in advanced(buffers, moved)]
         assert list(zip(left[::2], left[1::2], strict=True)) == wanted
         assert (lane.offset, lane.left) == (run.offset + moved, run.size - moved)
-        assert lane.operation == Noted().operation(*operation_of(lane, wanted), lane.offset, 0)
+        assert lane.operation == vectored(lane, len(wanted), lane.offset)
+
+
+@pytest.mark.parametrize("is_close", [False, True])
+def test_lane_of_one_whole_block_goes_on_in_its_middle(is_close: bool) -> None:
+    job = job_of([3], block_bytes=8192, is_close=is_close)
+    [run] = job.runs
+    lane = Lane(Noted(), 7, 0)
+    whole = [(address_of(part), len(part)) for part in job.buffers(run, lane.scratch)]
+    for _ in range(2):  # a lane is used again
+        lane.begin(run)
+        in_one_piece = Noted().operation(Call.READ, 7, *whole[0], run.offset, 0)
+        assert lane.operation == (vectored(lane, 2, run.offset) if is_close else in_one_piece)
+        lane.advance(100)
+        assert lane.operation == vectored(lane, len(whole), run.offset + 100)
+        (address, size), *_ = whole
+        assert lane.vectors[:2].tolist() == [address + 100, size - 100]
 
 
 class Noted(KernelAio):
@@ -186,10 +202,9 @@ class Noted(KernelAio):
         pass
 
 
-def operation_of(lane: Lane, wanted: list[tuple[int, int]]) -> tuple[Call, int, int, int]:
-    if len(wanted) == 1:
-        return Call.READ, 7, *wanted[0]
-    return Call.READV, 7, address_of(memoryview(lane.vectors)) + 16 * lane.first, len(wanted)
+def vectored(lane: Lane, count: int, offset: int) -> bytes:
+    where = address_of(memoryview(lane.vectors)) + 16 * lane.first
+    return Noted().operation(Call.READV, 7, where, count, offset, 0)
 
 
 # -- the scheduler alone
@@ -260,49 +275,35 @@ def test_scheduler_lets_writes_hold_half_of_the_depth_unless_nothing_is_read() -
     assert len(subject.take(9, wait=False)) == 1
 
 
-def test_scheduler_lets_an_engine_have_runs_in_hand() -> None:
-    subject, _ = scheduler(depth=1)
-    subject.ahead = 2
-    job = job_of([0, 2, 4, 6])
-    subject.submit(job)
-    first, *_ = subject.take(9, wait=False)
-    assert not subject.take(1, wait=False) and [run.start for run in job.runs] == [3]
-    assert subject.begin([first]) == [True]
-    subject.ended([first])
-    assert len(subject.take(9, wait=False)) == 1
-
-
-def test_scheduler_gives_up_what_is_late_in_hand_and_waits_for_what_is_begun() -> None:
+def test_scheduler_has_others_begin_in_the_place_of_what_has_landed() -> None:
     subject, clock = scheduler(depth=1, deadline_seconds=2.0)
-    subject.ahead = 2
-    job, other = job_of([0, 2]), job_of([4])
+    job = job_of([0, 2, 4])
     subject.submit(job)
-    first, second = subject.take(2, wait=False)
-    assert subject.begin([first]) == [True]
-    clock.advance(1.9)
-    subject.submit(other)
-    [third] = subject.take(2, wait=False)
-    assert not subject.is_stalled(), "the first was begun 1.9 s ago, the others not at all"
-    clock.advance(0.1)
-    subject.expire()
-    assert not job.future.done() and subject.begin([second, third]) == [False, True]
-    subject.ended([second])  # as an engine does that could not make it up: it is over already
-    job.status[0] = Status.OK
+    [first] = subject.take(9, wait=False)
+    clock.advance(1.5)
+    assert not subject.take(1, wait=False)
+    subject.land([first])
+    [second] = subject.take(9, wait=False)
+    clock.advance(1.0)
+    assert not subject.is_stalled(), "the first has landed, the second was begun 1 s ago"
     subject.ended([first])
-    assert job.future.result(0).status.tolist() == [Status.OK, Status.LATE]
-    assert not other.future.done()
+    assert not subject.take(1, wait=False), "its place was given away once"
+    subject.expire()
+    job.status[:2] = Status.OK
+    assert not job.future.done()
+    subject.ended([second])
+    assert job.future.result(0).status.tolist() == [Status.OK, Status.OK, Status.LATE]
 
 
-def test_scheduler_closed_refuses_what_is_in_hand() -> None:
+def test_scheduler_closed_waits_for_what_is_out() -> None:
     subject, _ = scheduler(depth=1)
-    subject.ahead = 1
     job = job_of([0, 2])
     subject.submit(job)
-    first, second = subject.take(2, wait=False)
-    assert subject.begin([first]) == [True]
+    [first] = subject.take(2, wait=False)
     subject.close()
-    assert subject.begin([second]) == [False] and not job.future.done()
+    assert not subject.take(1, wait=False) and not job.future.done()
     job.status[0] = Status.OK
+    subject.land([first])
     subject.ended([first])
     assert job.future.result(0).status.tolist() == [Status.OK, Status.REFUSED]
 
@@ -315,7 +316,7 @@ def test_block_with_wrong_bytes_is_lost_though_its_closer_look_comes_too_late() 
     [run] = subject.take(1, wait=False)
     job.blocks(run)[1].memory[:] = bytes(3968)
     job._opened[1] = job._opened[1]._replace(checksum=xxh3(bytes(3968)))
-    conclude(subject, health, [Landed(run, Scratch(), 0)])
+    conclude(subject, health, [Moved(run, Scratch(), 0)])
     assert spans(job) == [(0, 1), (2, 3)] and all(run.is_close for run in job.runs)
     clock.advance(2.0)
     subject.expire()
