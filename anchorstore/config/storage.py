@@ -47,7 +47,8 @@ class DramConfig:
         "auto",
         "Whether the pool lies on 2 MiB pages: where the host has enough reserved, never, or "
         "refuse to start without them.",
-        '"require" on hosts that reserve them (vm.nr_hugepages).',
+        '"require" on hosts that reserve them (vm.nr_hugepages): a device moves a block faster to '
+        "and from memory in one piece.",
     )
     direct_reads: bool = setting(
         values.switch(),

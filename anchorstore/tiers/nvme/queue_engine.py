@@ -2,19 +2,22 @@
 
 ::
 
-    scheduler --take--> lanes (scratch, vectors) --push, enter--> kernel
-                                                                    |
-        free lanes <-- conclude: xxh3 <-- judged later <-- landed <-+
+    scheduler --take--> lanes (scratch, vectors) --> ready --push, enter--> kernel
+                                                       ^                       |
+                                                       +-- one for another ----+
+        free lanes <-- conclude: xxh3 <-- judged later <-- landed <------------+
 
-What has landed is judged only after others have taken its place, so that the kernel always has
-work.  Each goes out by a call of its own: the device begins with the first while the others are
-on their way, and they land one by one; handed over together they land together, and it stands
-still in between.  While runs are out, a submit of new work wakes the thread by an eventfd that the
-queue listens to.
+As many runs as are out are ready, all made up: a device that has done what it was given stands
+still until it has more, so one of them takes the place of each that lands, before anything else
+happens.  What has landed is judged last.  Each goes out by a call of its own: the device begins
+with the first while the others are on their way, and they land one by one; handed over together
+they land together.  While runs are out, a submit of new work wakes the thread by an eventfd that
+the queue listens to.
 """
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import errno
 import threading
@@ -103,7 +106,9 @@ class QueueEngine:
         self._scheduler, self._health, self._depth = scheduler, health, depth
         self._lanes: list[Lane] = []
         self._free: list[Lane] = []
-        self._at_kernel = [0, 0]  # runs, by `is_write`
+        self._ready: tuple[collections.deque[Lane], ...] = collections.deque(), collections.deque()
+        self._at_kernel = [0, 0]  # runs, by `is_write`, as those that are ready
+        scheduler.ahead = depth
         self._write_bytes = WRITES_BYTES  # of the last that was begun
         scheduler.on_work = self._awake
         self._thread = threading.Thread(
@@ -124,8 +129,7 @@ class QueueEngine:
             runs = self._scheduler.take(2 * self._depth, wait=is_idle)
             if is_idle and not runs:
                 return
-            for run in runs:
-                self._begin(run)
+            self._begin(runs)
             if landed:
                 self._judge(landed)
                 landed = []
@@ -133,22 +137,31 @@ class QueueEngine:
                 self._queue.enter(self._few())
                 landed = self._landed()
 
-    def _begin(self, run: Run) -> None:
-        """Hands a run to the kernel."""
-        lane = self._free.pop() if self._free else self._new_lane()
-        try:
-            lane.begin(run)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
-            run.job.error = error
-            self._scheduler.ended([run])
-            self._free.append(lane)
-            return
+    def _begin(self, runs: list[Run]) -> None:
+        """Makes runs up; those that the depth allows go to the kernel."""
+        limits = self._scheduler.depth(False), self._scheduler.depth(True)
+        for run in runs:
+            lane = self._free.pop() if self._free else self._new_lane()
+            try:
+                lane.begin(run)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+                run.job.error = error
+                self._scheduler.ended([run])
+                self._free.append(lane)
+                continue
+            is_write = run.job.is_write
+            self._ready[is_write].append(lane)
+            if self._at_kernel[is_write] < limits[is_write]:
+                self._hand_over(is_write)
+
+    def _hand_over(self, is_write: bool) -> None:
+        """Gives the kernel one that is ready."""
+        lane = self._ready[is_write].popleft()
         self._queue.push(lane.operation)
         self._queue.enter(0)
-        is_write = run.job.is_write
         self._at_kernel[is_write] += 1
         if is_write:
-            self._write_bytes = run.size
+            self._write_bytes = lane.left
 
     def _new_lane(self) -> Lane:
         lane = Lane(self._queue, self._descriptor, len(self._lanes))
@@ -162,7 +175,7 @@ class QueueEngine:
         return 1 if reads else max(1, min(writes // 2, WRITES_BYTES // self._write_bytes))
 
     def _landed(self) -> list[Lane]:
-        """Those whose runs have come to an end at the kernel: their places are free."""
+        """Those whose runs have come to an end at the kernel; others take their places."""
         landed = []
         for tag, result in self._queue.completions():
             if tag == _WAKE_TAG:
@@ -179,6 +192,8 @@ class QueueEngine:
                 # an error, or the end of the file
                 lane.code = -result or (errno.ENOSPC if is_write else errno.EIO)
             self._at_kernel[is_write] -= 1
+            if self._ready[is_write]:
+                self._hand_over(is_write)
             landed.append(lane)
         self._scheduler.land([lane.run for lane in landed])
         return landed

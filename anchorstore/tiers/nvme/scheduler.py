@@ -99,6 +99,8 @@ class Scheduler:
     begin before they look at what has landed.
 
     Attributes:
+        ahead: runs each way that an engine takes beyond the depth, to have them ready; it keeps to
+            the depth itself, then.  They have begun as far as deadlines go.
         on_work: for an engine that does not wait here.
     """
 
@@ -116,7 +118,12 @@ class Scheduler:
         self._is_closed = False
         self._is_watched = False
         self.late_blocks = 0
+        self.ahead = 0
         self.on_work: Callable[[], object] | None = None
+
+    def depth(self, is_write: bool) -> int:
+        """How many runs may be at the kernel now."""
+        return self._depth(is_write, self._clock.now())
 
     def _depth(self, is_write: bool, now: float) -> int:
         if not is_write or not (self.reads.blocks or now < self._read_at + QUIET_SECONDS):
@@ -178,7 +185,7 @@ class Scheduler:
         for is_write, lane in enumerate(self._lanes):
             if not lane.jobs:
                 continue
-            room = self._depth(bool(is_write), now) - lane.runs_out
+            room = self._depth(bool(is_write), now) + self.ahead - lane.runs_out
             taken = lane.take(min(room, most - len(runs)), now)
             if taken and not is_write:
                 self._read_at = now

@@ -26,13 +26,20 @@ from anchorstore.tiers.nvme.jobs import (
     ReadJob,
     Scratch,
 )
-from anchorstore.tiers.nvme.kernel_queue import Call
+from anchorstore.tiers.nvme.kernel_queue import Call, KernelQueue
 from anchorstore.tiers.nvme.plans import ReadPlan, Status, WritePlan, chosen
-from anchorstore.tiers.nvme.queue_engine import Lane
+from anchorstore.tiers.nvme.queue_engine import Lane, QueueEngine
 from anchorstore.tiers.nvme.scheduler import QUIET_SECONDS, Bucket, Limits, Scheduler
-from anchorstore.tiers.nvme.seam import FILE_NAME, DirectFile, Log, address_of, open_direct
+from anchorstore.tiers.nvme.seam import (
+    FILE_NAME,
+    DirectFile,
+    FileSeam,
+    Log,
+    address_of,
+    open_direct,
+)
 from tests.unit.tiers.nvme.bench import Blocks, Memory, open_device, statuses, write
-from tests.unit.tiers.nvme.queues import ALLOWED
+from tests.unit.tiers.nvme.queues import ALLOWED, QUEUES
 
 
 @pytest.fixture(params=["threads", *ALLOWED])
@@ -102,6 +109,64 @@ def test_engine_under_a_bandwidth_limit_still_moves_all(
     blocks = Blocks.made(device, 100, 8064, stride=2)  # 1.2 MB each way, in runs of one
     write(device, blocks)
     assert statuses(device, blocks) == [Status.OK] * 100
+    assert device.close()
+
+
+class Counting:
+    """A kernel's queue, and how many calls of each kind it had at the same time."""
+
+    def __init__(self, queue: KernelQueue) -> None:
+        self._queue, self.wake = queue, queue.wake
+        self.listen, self.enter, self.close = queue.listen, queue.enter, queue.close
+        self._made: dict[bytes, tuple[int, bool]] = {}  # tag, and whether a write
+        self._out: dict[int, bool] = {}
+        self.most = {False: 0, True: 0}
+
+    def operation(
+        self, call: Call, descriptor: int, address: int, length: int, offset: int, tag: int
+    ) -> bytes:
+        made = self._queue.operation(call, descriptor, address, length, offset, tag)
+        self._made[made] = tag, call == Call.WRITEV
+        return made
+
+    def push(self, operation: bytes) -> None:
+        tag, is_write = self._made[operation]
+        self._out[tag] = is_write
+        count = sum(kind == is_write for kind in self._out.values())
+        self.most[is_write] = max(self.most[is_write], count)
+        self._queue.push(operation)
+
+    def completions(self) -> list[tuple[int, int]]:
+        found = self._queue.completions()
+        for tag, _ in found:
+            self._out.pop(tag, None)  # the one that wakes is not among them
+        return found
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_queue_engine_keeps_to_the_depth_though_it_has_more_ready(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    queues: list[Counting] = []
+
+    def counted(file: FileSeam, scheduler: Scheduler, health: Health, depth: int) -> Engine:
+        queues.append(Counting(QUEUES[name](2 * depth + 1)))
+        return QueueEngine(name, queues[0], file.descriptor, scheduler, health, depth)
+
+    options = Options(engine=name, limits=Limits(depth=4, deadline_seconds=30.0))
+    device = open_device(tmp_path, options=options, engines=dict(ENGINES) | {name: counted})
+    first, second = (
+        Blocks.made(device, 64, 8064, stride=2, first_unit=at, seed=at) for at in (0, 512)
+    )
+    write(device, first)
+    done = [
+        device.read(first.reading(), first.memory.of),
+        device.write(second.plan, second.memory.of),
+        device.read(first.reading(), first.memory.of),
+    ]
+    assert all(future.result(30).ok.all() for future in done)
+    assert queues[0].most == {False: 4, True: 4}
+    assert statuses(device, second) == [Status.OK] * 64
     assert device.close()
 
 
@@ -293,6 +358,17 @@ def test_scheduler_has_others_begin_in_the_place_of_what_has_landed() -> None:
     assert not job.future.done()
     subject.ended([second])
     assert job.future.result(0).status.tolist() == [Status.OK, Status.OK, Status.LATE]
+
+
+def test_scheduler_gives_an_engine_more_to_have_ready() -> None:
+    subject, _ = scheduler(depth=1)
+    subject.ahead = 2
+    job = job_of([0, 2, 4, 6])
+    subject.submit(job)
+    first, *_ = subject.take(9, wait=False)
+    assert not subject.take(1, wait=False) and spans(job) == [(3, 4)]
+    subject.land([first])
+    assert len(subject.take(9, wait=False)) == 1 and subject.depth(False) == 1
 
 
 def test_scheduler_closed_waits_for_what_is_out() -> None:
