@@ -75,7 +75,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="TIME",
         help="from one screen to the next (default 1s)",
     )
-    parser.add_argument("--once", action="store_true", help="one screen, then the end")
+    parser.add_argument(
+        "--once", action="store_true", help="one screen, of one interval, then the end"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON document a line, no screens")
     connection.add_options(parser)
 
