@@ -36,7 +36,7 @@ NOTE = NamespaceNote(Namespace("default", "benchmark", bytes(32)), 16)
 HUGE_BYTES = 2 * MIB
 PLANS_OUT = 2  # so that the queue never runs dry between two
 JOURNAL_BYTES = 8 * MIB
-BATCH_CALLS = 8  # calls at each place in the queue, a plan
+BATCH_CALLS = 4  # calls at each place in the queue, a plan
 BATCH_BYTES = 16 * MIB  # at most; see cli.py
 
 
