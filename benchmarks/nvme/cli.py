@@ -10,8 +10,8 @@ as fast as fio; "x fio slots" is to fio moving 68 or 1028 KiB at a time.
 
 fio moves `depth` blocks of memory over and over, which stay in the processor's caches.  Where the
 device is a virtual machine's, its host copies there, and twice as fast from caches as from memory;
-hence a plan of ours has four blocks for each call at the same time, and 16 MiB at most (two plans are
-out at a time).
+hence a plan of ours has four blocks for each call at the same time, and 16 MiB at most (two plans
+are out at a time).
 
 A block's memory on pages of 4 KiB is scattered, more or less from run to run, and so a call has up
 to 16 pieces for 64 KiB.  On huge pages (--huge-pages, both sides) it is one piece.
