@@ -131,7 +131,7 @@ def restore(core: Store, tier: NvmeTier, clock: Clock, log: FilteringBoundLogger
         KnownNamespace(note.namespace, note.max_lineage, note.enabled) for note in found.namespaces
     ]
     by_use = found.entries[np.argsort(found.recency)]
-    restored = core.restore(spaces, found.kinds, by_use)
+    restored = core.restore(spaces, found.kinds, by_use, clock.now())
     if len(restored.lost_units):
         tier.note_gone(restored.lost_units)
     dropped = {reason: count for reason, count in found.dropped.items() if count}

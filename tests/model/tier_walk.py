@@ -358,7 +358,7 @@ class TierWalk:
                     self.disk.write(work, i, self.memory, torn=not self.draw(2))
         told = self.disk.entries()
         self.start()
-        restored = self.store.restore(self.disk.namespaces, self.disk.layouts, told)
+        restored = self.store.restore(self.disk.namespaces, self.disk.layouts, told, 0.0)
         assert restored.blocks + sum(restored.dropped.values()) == len(told)
         for unit in restored.lost_units.tolist():
             del self.disk.journal[unit]

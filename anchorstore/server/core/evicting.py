@@ -8,6 +8,7 @@
     thin     anchors and states alone: blocks of inner pages, least recently used first.
              A hole there costs the boundaries near it; a hole in kv would cut off everything
              behind it, so kv is never thinned.
+    uncover  kv in nvme: pages behind which nothing would make room, with all that follows
 
 A block that another tier holds too only loses its place here; a page of nothing but such blocks is
 *demoted* (from dram), not evicted.
@@ -28,7 +29,8 @@ from anchorstore.server.core.pool import Grant, SlotClass
 from anchorstore.server.core.state import State
 from anchorstore.server.core.taking import PAGES_MAX, Rule, take_leaves
 from anchorstore.server.core.tier import Tier
-from anchorstore.server.core.types import U32, Bools
+from anchorstore.server.core.types import U32, U64, Bools
+from anchorstore.server.core.uncovering import uncover
 from anchorstore.server.core.use_times import by_limit
 
 THINNED = frozenset({Component.ANCHOR, Component.STATE})
@@ -56,14 +58,20 @@ def evict(
     if not pages:
         return 0
     rows = np.array(pages, np.uint32)
-    ages = state.use_times.ages(state.index.stamp.take(rows), state.seconds)
-    left = state.leave(tier, rows, holes)
+    stamps = state.index.stamp.take(rows)
+    return _told(state, tier, scope, stamps, state.leave(tier, rows, holes))
+
+
+def _told(state: State, tier: Tier, scope: Scope, stamps: U64, left: Left) -> int:
+    """Counts pages [n] that have left for the scope, last used at these ticks.  Returns the places
+    given up."""
     state.ensure(left.kept == 0, "a leased block was evicted")
-    count_evicted(state, tier, len(pages), left)
-    state.counters[f"pages_left_{tier.name}_for_{REASONS[scope.field]}"] += len(pages)
+    count_evicted(state, tier, len(stamps), left)
+    state.counters[f"pages_left_{tier.name}_for_{REASONS[scope.field]}"] += len(stamps)
+    ages = state.use_times.ages(stamps, state.seconds)
     for limit, count in by_limit(ages).items():
         state.counters[f"pages_left_{tier.name}_age_{limit}"] += count
-    state.note("evict", tier.name, scope, len(pages), "pages", left.gone, "blocks")
+    state.note("evict", tier.name, scope, len(stamps), "pages", left.gone, "blocks")
     return left.gone + left.moved
 
 
@@ -197,6 +205,9 @@ def _make_room(
         made = thin(state, tier, scope, missing_bytes, before, among) > 0
     if not made and not slot_class.segments:
         made = take_oldest(state, tier, slot_class, before)
+    if not made and tier is state.nvme and slot_class.component not in THINNED:
+        stamps, left = uncover(state, tier, scope, missing, before)
+        made = len(stamps) > 0 and _told(state, tier, scope, stamps, left) > 0
     return made
 
 

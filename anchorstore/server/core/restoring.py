@@ -62,9 +62,11 @@ def restore(
     namespaces: Sequence[KnownNamespace],
     layouts: Sequence[Layout],
     entries: Entries,
+    now: float,
 ) -> Restored:
-    """Takes over what the nvme tier holds."""
+    """Takes over what the nvme tier holds; as used just now."""
     nvme = state.nvme
+    state.seconds = now
     state.ensure(nvme is not None, "a restart without an nvme tier")
     state.ensure(not len(state.index) and not nvme_used(state), "a restart of a store in use")
     assert nvme is not None

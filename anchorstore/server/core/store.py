@@ -265,9 +265,10 @@ class Store:
         namespaces: Sequence[KnownNamespace],
         layouts: Sequence[Layout],
         entries: Entries,
+        now: float,
     ) -> Restored:
         """Takes over what the journals name, before the first session; see restoring.py."""
-        return restoring.restore(self._state, namespaces, layouts, entries)
+        return restoring.restore(self._state, namespaces, layouts, entries, now)
 
     @property
     def blocks_to_demote(self) -> int:

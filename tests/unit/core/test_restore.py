@@ -59,7 +59,7 @@ def restored(told: Entry, **changes: Any) -> tuple[Store, Restored]:
     """A new store that was told these entries; nothing is broken."""
     config = dataclasses.replace(CONFIG, nvme=dataclasses.replace(SHAPE, **changes))
     store = Store(config, b"b" * 16)
-    found = store.restore([KnownNamespace(SPACE, 16)], [KV, ANCHOR], told)
+    found = store.restore([KnownNamespace(SPACE, 16)], [KV, ANCHOR], told, 0.0)
     assert store.check() == []
     assert found.blocks + sum(found.dropped.values()) == len(told)
     assert len(found.lost_units) == sum(found.dropped.values())
@@ -111,7 +111,7 @@ def test_restart_leaves_off_what_was_off_with_blocks_and_without() -> None:
     small = Small(nvme=SHAPE)
     store = small.store
     known = [KnownNamespace(SPACE, 16, False), KnownNamespace(empty, 3, False)]
-    store.restore(known, [KV, ANCHOR], entries(2))
+    store.restore(known, [KV, ANCHOR], entries(2), 0.0)
     assert store.check() == []
     assert {space.model: space.enabled for space in store.status(0.0).namespaces} == {
         SPACE.model: False, "empty": False,
@@ -152,7 +152,7 @@ def test_restart_two_devices_that_name_one_namespace_twice_are_one() -> None:
     told["namespace"][2:] = 1
     config = dataclasses.replace(CONFIG, nvme=SHAPE)
     store = Store(config, b"b" * 16)
-    found = store.restore([KnownNamespace(SPACE, 16)] * 2, [KV, KV], told)
+    found = store.restore([KnownNamespace(SPACE, 16)] * 2, [KV, KV], told, 0.0)
     assert found.pages == 4 and store.check() == []
     assert len(store.status(0.0).namespaces) == 1
 
@@ -209,7 +209,7 @@ def test_restart_more_blocks_a_page_than_a_chain_may_have_are_dropped() -> None:
     told["unit"] = FIRST_UNIT + KV_UNITS * np.arange(len(layouts))
     shape = dataclasses.replace(SHAPE, segments=100)
     store = Store(dataclasses.replace(CONFIG, nvme=shape), b"b" * 16)
-    found = store.restore([KnownNamespace(SPACE, 16)], layouts, told)
+    found = store.restore([KnownNamespace(SPACE, 16)], layouts, told, 0.0)
     assert found.blocks == CHAIN_LIMIT and store.check() == []
 
 
@@ -235,7 +235,7 @@ def test_restart_into_a_store_in_use_is_a_bug() -> None:
     engine = small.session()
     engine.put(engine.path(1))
     with pytest.raises(AssertionError, match="a restart of a store in use"):
-        small.store.restore([KnownNamespace(SPACE, 16)], [KV], entries(1))
+        small.store.restore([KnownNamespace(SPACE, 16)], [KV], entries(1), 0.0)
 
 
 def test_restart_with_a_smaller_quota_comes_down_to_it_with_the_next_write() -> None:
@@ -246,7 +246,7 @@ def test_restart_with_a_smaller_quota_comes_down_to_it_with_the_next_write() -> 
     before.session(layouts=[KV]).put(before.session(layouts=[KV]).path(6))
     assert before.write_all() == 6
     small.disk = disk
-    small.store.restore(disk.namespaces, disk.layouts, disk.entries())
+    small.store.restore(disk.namespaces, disk.layouts, disk.entries(), 0.0)
     [space] = small.store.status(0.0).namespaces
     assert (space.cold_bytes, space.cold_quota_bytes) == (6 * COLD_SLOT_BYTES, quota)
     engine = small.session(layouts=[KV])
@@ -270,7 +270,7 @@ def test_restart_takes_the_order_of_entries_for_the_order_of_use_whosever_they_a
     assert len(units) == 8 and len(small.store.take_cold_used(100)) == 0
     told = np.concatenate([small.disk.journal[unit] for unit in units])
     store = Store(small.store.config, b"c" * 16)
-    store.restore(small.disk.namespaces, small.disk.layouts, told)
+    store.restore(small.disk.namespaces, small.disk.layouts, told, 0.0)
     index = store._state.index
     by_use = np.argsort(index.stamp[1 : index.rows.top]) + 1
     order = [index.hashes[row].tobytes() for row in by_use]
@@ -309,3 +309,22 @@ def test_index_of_many_pages_in_nvme_takes_at_most_200_bytes_a_page() -> None:
     store, found = restored(told, segments=segments, segment_bytes=segment_bytes)
     assert (found.pages, found.blocks) == (count, 2 * count)
     assert store.status(0.0).index_bytes / count <= 200
+
+
+def test_ages_of_what_a_restart_found_count_from_the_restart() -> None:
+    small = Tiered(segments=8, nvme={"segments": 1})
+    small.now = 50_000.0  # the host has been up for so long
+    engine = small.session(layouts=[KV])
+    engine.put(engine.path(4, "old"))
+    assert small.write_all() == 4
+    small.now += 10.0
+    other, _ = small.restart()
+    other.now = small.now + 4.0
+    engine = other.session(layouts=[KV])
+    engine.put(engine.path(4, "new"))
+    other.store.evict_step(other.now, 0)  # so late it is
+    assert other.write_all() == 4
+    counters = other.store.counters
+    assert {name: n for name, n in counters.items() if "nvme_age" in name} == {
+        "pages_left_nvme_age_10": 4
+    }

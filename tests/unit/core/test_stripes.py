@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from anchorstore.layout import Component
 from anchorstore.server.core.stripes import Stripes
+from anchorstore.server.core.types import U32
 from anchorstore.server.core.work import DemoteWork
 from tests.unit.core.small import ANCHOR, KV, Engine
-from tests.unit.core.tiered import SHARES, Tiered
+from tests.unit.core.tiered import SHARES, Tiered, tiers_of
 
 ROOMS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
@@ -66,12 +67,16 @@ def striped(devices: int, segments: int = 8, **nvme: object) -> tuple[Tiered, En
     return small, small.session(layouts=[KV])
 
 
+def rows_of(small: Tiered, path: bytes) -> U32:
+    """Rows of its pages in the index."""
+    return small.store._state.index.probe(1, np.frombuffer(path, np.uint64).reshape(-1, 4))
+
+
 def devices_of(small: Tiered, path: bytes) -> list[int]:
     """The device of each page's block in nvme."""
     state = small.store._state
     assert state.nvme is not None
-    pages = state.index.probe(1, np.frombuffer(path, np.uint64).reshape(-1, 4))
-    rows = state.index.first_block[pages]
+    rows = state.index.first_block[rows_of(small, path)]
     found = state.nvme.cold_pool.stripes.devices_of(state.nvme.segments_of(rows))
     return [int(device) for device in found]
 
@@ -174,6 +179,64 @@ def test_closed_device_gets_nothing_and_the_stripe_goes_on_over_the_others() -> 
     engine.put(more)
     small.write_all()
     assert set(devices_of(small, more)) == {0, 1, 2} and small.store.check() == []
+
+
+def half_closed() -> tuple[Tiered, Engine, list[bytes]]:
+    """Two full devices, and then the second takes no more blocks; every second page is there."""
+    small, engine = striped(2, segments=2)
+    paths = [engine.path(8, "first"), engine.path(8, "second")]
+    for path in paths:
+        engine.put(path)
+        small.write_all()
+        assert devices_of(small, path)[-1] == 1, "a leaf where nothing can be written"
+    small.store.close_segments([3, 4])
+    return small, engine, paths
+
+
+def test_device_that_takes_no_blocks_does_not_keep_the_other_from_making_room() -> None:
+    small, engine, [first, second] = half_closed()
+    engine.put(engine.path(3, "new"))
+    small.write_all()
+    assert devices_of(small, engine.path(3, "new")) == [0] * 3
+    assert small.store.check() == []
+    left = [tiers_of(engine, path).count("d") for path in (first, second)]
+    assert 3 <= left[0] < 8 and left[1] == 0, "what was used last stays"
+    assert small.store.counters["pages_left_nvme_for_room"] == left[0]
+
+
+def test_room_behind_a_leaf_that_is_read_stays_and_another_path_gives_way() -> None:
+    small, engine, [first, second] = half_closed()
+    small.store.pause_demotion(True)
+    for number in range(8):
+        engine.put(engine.path(4, f"filler {number}"))
+    small.store.pause_demotion(False)
+    ticket = engine.lookup(first).promotion
+    assert ticket is not None, "it is being read"
+    engine.put(engine.path(2, "new"))
+    small.write()
+    assert tiers_of(engine, first) == ["n"] * 8 and small.store.check() == []
+    assert tiers_of(engine, second).count("n") < 8
+
+
+def test_path_that_ends_in_anchors_alone_gives_way_to_what_is_new() -> None:
+    """Every second page has lost its keys and values with a device that is not there any more."""
+    small = Tiered(segments=16, nvme={"segments": 12})
+    engine = small.session(layouts=[KV, ANCHOR])
+    for number in range(3):
+        engine.put(engine.path(8, f"old {number}"), layouts=(0, 1))
+        small.write_all()
+    entries = list(small.disk.journal.items())
+    for unit in [unit for unit, entry in entries if entry["kind"][0] == 0 and entry["page"][0] % 2]:
+        del small.disk.journal[unit]
+    other, restored = small.restart()
+    assert (restored.pages, restored.blocks) == (24, 36)
+    engine = other.session(layouts=[KV, ANCHOR])
+    for number in range(8):
+        path = engine.path(4, f"new {number}")
+        engine.put(path)
+        other.write_all()
+        assert other.store.check() == []
+        assert tiers_of(engine, path) == ["dn"] * 4, number
 
 
 @pytest.mark.parametrize("devices", [(1, 2), (0, 8)])

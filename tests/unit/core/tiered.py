@@ -136,7 +136,7 @@ class Tiered(Small):
         other = Tiered(self.disk)
         other.store = Store(self.store.config, b"c" * 16)
         disk = self.disk
-        restored = other.store.restore(disk.namespaces, disk.layouts, disk.entries())
+        restored = other.store.restore(disk.namespaces, disk.layouts, disk.entries(), self.now)
         for unit in restored.lost_units.tolist():
             disk.journal.pop(unit)
         return other, restored
