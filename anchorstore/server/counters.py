@@ -104,7 +104,8 @@ COUNTERS = (
     ),
     CounterSpec(
         "pages_left_by_age",
-        "The same pages, by seconds since their last use: within `age`, and beyond the one below.",
+        "The same pages, by seconds since their last use, or since the restart that found them: "
+        "within `age`, and beyond the one below.",
         ("tier", "age"),
         {f"pages_left_{tier}_age_{age}": (tier, age) for tier in TIERS for age in EVICTION_AGES},
     ),

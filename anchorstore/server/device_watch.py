@@ -57,6 +57,7 @@ class DeviceWatch:
         """Once around; a bounded amount of work."""
         now = self._clock.now()
         for watched in self._watched:
+            watched.device.health.tell_lost()
             state = watched.device.health.state
             if watched.device.queue.is_stalled():
                 watched.calm_at = now + CALM_SECONDS

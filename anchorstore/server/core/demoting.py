@@ -14,7 +14,7 @@ one that was used less recently.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -142,17 +142,16 @@ def _writable(state: State, rows: U32) -> U32:
 
 
 def _next_victims(state: State, limit_blocks: int) -> U32:
-    """Blocks in dram alone, on the pages that would be evicted next of each component above its
-    low watermark.  Where there is none among them, nobody need look again for a while."""
+    """Blocks in dram alone, on the pages that would be evicted next of each component, and of each
+    namespace with a quota, above its low watermark.  Where there is none among them, nobody need
+    look again before as many pages could have gone."""
     dram, table, parts = state.dram, state.blocks, [np.zeros(0, np.uint32)]
     if table.in_dram_alone == len(state.movement.demoting):
         return parts[0]  # all are in nvme, or on the way
-    for component in Component:
-        used_bytes = dram.pool.used_bytes(component)
-        if used_bytes <= dram.low_watermark * dram.pool.capacity_bytes(component):
-            continue
-        scope = Scope(Field.COMPONENT, int(component))
+    fewest = limit_blocks
+    for scope in _short_of_room(state):
         found = next_leaves(state, dram, scope, limit_blocks, state.tick + 1)
+        fewest = min(fewest, len(found) or limit_blocks)
         pages = np.array(found, np.uint32)
         rows = table.of_pages(state.index, pages)
         rows = rows[dram.holds(rows) & (table.cold.take(rows) == 0)]
@@ -161,9 +160,22 @@ def _next_victims(state: State, limit_blocks: int) -> U32:
         parts.append(rows[np.argsort(turn, kind="stable")])
     rows = np.concatenate(parts)
     if len(parts) > 1 and not len(rows):
-        state.movement.quiet_until = state.tick + limit_blocks
+        state.movement.quiet_until = state.tick + max(1, fewest)
     _, first = np.unique(rows, return_index=True)
     return rows[np.sort(first)][:limit_blocks]
+
+
+def _short_of_room(state: State) -> Iterator[Scope]:
+    """Scopes of dram that are above their low watermark."""
+    dram = state.dram
+    for component in Component:
+        used_bytes = dram.pool.used_bytes(component)
+        if used_bytes > dram.low_watermark * dram.pool.capacity_bytes(component):
+            yield Scope(Field.COMPONENT, int(component))
+    for record in state.registry.namespaces.values():
+        used_bytes = record.used_bytes + record.reserved_bytes
+        if record.quota_bytes and used_bytes > dram.low_watermark * record.quota_bytes:
+            yield Scope(Field.NAMESPACE, record.namespace_id)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

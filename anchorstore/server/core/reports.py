@@ -167,12 +167,9 @@ def explain(state: State, root: bytes, hashes: bytes) -> Explanation:
     ]
     found = state.blocks.find(state.index, pages, [kind.kind_id for kind in kinds])
     shown = [(kind, rows) for kind, rows in zip(kinds, found, strict=True) if rows.any()]
-    return Explanation(
-        len(keys),
-        present,
-        [_layout_match(state, kind, rows) for kind, rows in shown],
-        _ending(record, pages, held, present, len(shown)),
-    )
+    layouts = [_layout_match(state, kind, rows) for kind, rows in shown]
+    ending = _ending(record, pages, held, present, len(layouts)) + _holes(layouts, present)
+    return Explanation(len(keys), present, layouts, ending)
 
 
 def _layout_match(state: State, kind: Kind, rows: U32) -> LayoutMatch:
@@ -212,6 +209,16 @@ def _ending(
             f"of another size than this namespace's {size} tokens"
         )
     return f"page {present} is not stored: tokens differ from there on, or it was evicted"
+
+
+def _holes(layouts: Sequence[LayoutMatch], present: int) -> str:
+    """Where layouts end before the pages do: kv has to be whole, the others near the end."""
+    firsts = [
+        f"{match.component.name.lower()} lacks page {match.leading_pages}"
+        for match in sorted(layouts, key=lambda match: match.component != Component.KV)
+        if match.leading_pages < present
+    ]
+    return f"; of these {', '.join(firsts)}" if firsts else ""
 
 
 def remove(state: State, root: bytes, path_hash: bytes | None) -> Removed:

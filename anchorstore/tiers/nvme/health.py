@@ -60,7 +60,7 @@ class Health:
         self._lock = threading.Lock()
         self._faults: dict[Cause, _Fault] = {}
         self._in_a_row = 0
-        self._lost, self._say_at = 0, -math.inf
+        self._lost, self._last_lost, self._say_at = 0, "", -math.inf
         self.read_errors = 0
         self.write_errors = 0
 
@@ -123,13 +123,19 @@ class Health:
         """A block whose slot lies there in the file cannot be read, or is not what was written."""
         with self._lock:
             self._lost += 1
+            self._last_lost = f"the last at byte {offset}: {why}"
+        self.tell_lost()
+
+    def tell_lost(self) -> None:
+        """Says how many blocks were lost since the last such line, where a minute is over."""
+        with self._lock:
             now = self._clock.now()
-            if now < self._say_at:
+            if not self._lost or now < self._say_at:
                 return
             self._say_at, count, self._lost = now + SAY_SECONDS, self._lost, 0
             self._log(
                 f"nvme: {self._name}: blocks lost: {count} since the last such line, "
-                f"the last at byte {offset}: {why}"
+                f"{self._last_lost}"
             )
 
     def begin(self, cause: Cause, reason: str) -> None:

@@ -73,6 +73,15 @@ def test_explain_says_why_a_prefix_ends(act: str, present: int, words: str) -> N
     assert words in found.ends_because
 
 
+def test_explain_names_the_first_page_that_a_layout_lacks() -> None:
+    engine = Small(**BIG).session()
+    path = engine.path(3)
+    engine.put(path, layouts=[1])
+    engine.put(path[:32], layouts=[0])
+    why = engine.store.explain(engine.root, path).ends_because
+    assert why == "all 3 pages are stored, in 2 layouts; of these kv lacks page 1"
+
+
 def test_explain_counts_pages_and_lineage_a_layout() -> None:
     engine = Small(**BIG).session()
     path = engine.path(3)

@@ -16,7 +16,7 @@ from anchorstore.layout import Component
 from anchorstore.server.core.planning import Reach
 from anchorstore.server.core.types import Miss, NeedAll, NeedLast
 from anchorstore.server.core.work import Promotion
-from tests.unit.core.small import ANCHOR, KV, STATE, Engine, Small
+from tests.unit.core.small import ANCHOR, KV, SLOT_BYTES, STATE, Engine, Small
 from tests.unit.core.tiered import Tiered, fetch, tiers_of
 
 SEALED, KNOWN, DECLINED = 1, 2, 3
@@ -315,6 +315,20 @@ def test_demote_mode_looks_ahead_along_a_path() -> None:
     engine.put(path)
     assert small.write(limit=3) == 3
     assert tiers_of(engine, path) == ["d", "dn", "dn", "dn"]
+
+
+def test_demote_mode_writes_what_a_quota_would_push_out_next() -> None:
+    """Its own leaves make room for a namespace at its quota, while dram has plenty."""
+    bounded = ("acme", "bounded")
+    small = Tiered(segments=16, quotas={bounded: 4 * SLOT_BYTES}, nvme={"ahead": False})
+    engine, other = small.session(model="bounded"), small.session(model="free")
+    other.put(other.path(4, "other"))
+    paths = [engine.path(1, str(number)) for number in range(8)]
+    for path in paths:
+        engine.put(path)
+        small.write_all()
+    assert "".join(tiers_of(engine, path)[0] for path in paths[:4]) == "nnnn"
+    assert tiers_of(other, other.path(4, "other")) == ["d"] * 4 and small.store.check() == []
 
 
 def test_watermark_waits_for_nvme_and_a_writer_does_not() -> None:

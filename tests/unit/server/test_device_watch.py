@@ -38,7 +38,7 @@ class Core:
 
 
 def device(base_unit: int, segments: int) -> Any:
-    health = types.SimpleNamespace(state=State.HEALTHY)
+    health = types.SimpleNamespace(state=State.HEALTHY, tell_lost=lambda: None)
     queue = types.SimpleNamespace(is_stuck=False)
     queue.is_stalled = lambda: queue.is_stuck
     return types.SimpleNamespace(base_unit=base_unit, segments=segments, health=health, queue=queue)

@@ -40,7 +40,7 @@ class Devices:
             queue.is_stalled = lambda queue=queue: queue.is_stuck
             self.devices.append(
                 types.SimpleNamespace(
-                    health=types.SimpleNamespace(state=State.HEALTHY),
+                    health=types.SimpleNamespace(state=State.HEALTHY, tell_lost=lambda: None),
                     queue=queue,
                     limits=Limits(),
                     base_unit=(1 + number * SEGMENTS) * SEGMENT_UNITS,

@@ -407,6 +407,12 @@ def test_lost_blocks_are_told_of_in_one_line_a_minute() -> None:
         health.lost(4096, "torn")
     words = "since the last such line, the last at byte 4096: torn"
     assert said == [f"nvme: device: blocks lost: {count} {words}" for count in (1, 3)]
+    health.tell_lost()
+    assert len(said) == 2, "the minute is not over"
+    clock.advance(60)
+    for _ in range(2):
+        health.tell_lost()
+    assert said[2:] == [f"nvme: device: blocks lost: 1 {words}"], "nothing more is lost since"
 
 
 def test_scheduler_with_a_full_queue_refuses_at_once() -> None:
