@@ -15,7 +15,7 @@ plenty: what is written together is spread over all of them (stripes.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
@@ -110,6 +110,14 @@ class ColdPool(Pool):
             if unused and self.stripes.has_room(device)
         }
         return max(left, key=left.__getitem__, default=None)
+
+    def open_room(self, room: Sequence[int]) -> list[int]:
+        """`room` by device, and none for those all of whose segments are closed: what they have
+        room for they cannot place."""
+        closed = np.fromiter(self.closed, np.uint32)
+        counts = np.bincount(self.stripes.devices_of(closed), minlength=len(self.stripes))
+        sizes = self.stripes.segments
+        return [own if counts[at] < sizes[at] else 0 for at, own in enumerate(room)]
 
     def close(self, segment_ids: Iterable[int]) -> None:
         """These segments get no more blocks, until they are opened again."""

@@ -66,7 +66,7 @@ def begin_demote(
     if nvme is None or movement.is_paused:
         return []
     stripes = nvme.cold_pool.stripes
-    stripes.limit(room)
+    stripes.limit(room if room is None else nvme.cold_pool.open_room(room))
     limit = stripes.total(limit_blocks)
     if not limit:
         return []

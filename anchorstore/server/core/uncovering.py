@@ -54,10 +54,10 @@ def _ends(state: State, nvme: NvmeTier, scope: Scope, before: int) -> U32:
     rows = table.live_rows()
     rows = rows[table.page.take(rows) != 0]
     rows = rows[scope.blocks_in(state, nvme, rows)]
-    rows = rows[nvme.with_room(rows)]
-    makes_room = np.zeros(index.rows.top, np.bool_)
-    makes_room[table.page.take(rows)] = True
-    ends = np.flatnonzero(makes_room & ~_before_any(state, makes_room) & ~nvme.leaves())
+    is_open, has_room = np.zeros((2, index.rows.top), np.bool_)
+    is_open[table.page.take(rows)] = True
+    has_room[table.page.take(rows[nvme.with_room(rows)])] = True
+    ends = np.flatnonzero(has_room & ~_before_any(state, is_open) & ~nvme.leaves())
     stamps = index.stamp.take(ends)
     oldest = np.argsort(stamps, kind="stable")
     return ends[oldest[stamps[oldest] < before]].astype(np.uint32)

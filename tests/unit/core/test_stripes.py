@@ -204,6 +204,31 @@ def test_device_that_takes_no_blocks_does_not_keep_the_other_from_making_room() 
     assert small.store.counters["pages_left_nvme_for_room"] == left[0]
 
 
+def test_what_a_closed_device_has_room_for_waits_for_the_other() -> None:
+    small, engine, _ = half_closed()
+    engine.put(engine.path(3, "new"))
+    assert small.store.begin_demote(8, 0.0, [0, 8]) == []
+    assert small.store.counters["nvme_blocks_refused"] == 0, "they wait"
+    [work] = small.store.begin_demote(8, 0.0, [8, 8])
+    assert work.device == 0 and small.finish_write(work) == len(work) >= 3
+    assert devices_of(small, engine.path(3, "new")) == [0] * 3 and small.store.check() == []
+
+
+def test_device_without_room_at_the_moment_hides_nothing() -> None:
+    """Its pages may go when it has room again: those before them stay meanwhile."""
+    small, engine = striped(2, segments=2)
+    paths = [engine.path(8, "first"), engine.path(8, "second")]
+    for path in paths:
+        engine.put(path)
+        small.write_all()
+    engine.put(engine.path(3, "new"))
+    for work in small.store.begin_demote(3, 0.0, [8, 0]):
+        small.finish_write(work)
+    for path in paths:
+        assert "d" not in tiers_of(engine, path), "all are in nvme"
+    assert small.store.check() == []
+
+
 def test_room_behind_a_leaf_that_is_read_stays_and_another_path_gives_way() -> None:
     small, engine, [first, second] = half_closed()
     small.store.pause_demotion(True)
