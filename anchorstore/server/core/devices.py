@@ -22,6 +22,7 @@ def close(state: State, segment_ids: Iterable[int]) -> None:
     """These segments of nvme get no more blocks."""
     assert state.nvme is not None
     state.nvme.cold_pool.close(segment_ids)
+    state.nvme.hides_room = True
     state.nvme.queues.forget()
 
 

@@ -2,13 +2,15 @@
 
 ::
 
+    uncover  kv in nvme: what hides room behind leaves that make none (uncovering.py)
+       |     nothing, as a rule
+       v
     evict    leaves of the scope, least recently used first; a page's blocks share one fate
        |     not enough?
        v
     thin     anchors and states alone: blocks of inner pages, least recently used first.
              A hole there costs the boundaries near it; a hole in kv would cut off everything
              behind it, so kv is never thinned.
-    uncover  kv in nvme: pages behind which nothing would make room, with all that follows
 
 A block that another tier holds too only loses its place here; a page of nothing but such blocks is
 *demoted* (from dram), not evicted.
@@ -199,16 +201,25 @@ def _make_room(
     made = (
         tier.pool.extend(slot_class)
         or take_colder(state, tier, slot_class, missing, before)
+        or _uncover(state, tier, scope, slot_class.component, missing, before) > 0
         or evict(state, tier, scope, missing_bytes, before, rule, rather_than) > 0
     )
     if not made and slot_class.component in THINNED:
         made = thin(state, tier, scope, missing_bytes, before, among) > 0
     if not made and not slot_class.segments:
         made = take_oldest(state, tier, slot_class, before)
-    if not made and tier is state.nvme and slot_class.component not in THINNED:
-        stamps, left = uncover(state, tier, scope, missing, before)
-        made = len(stamps) > 0 and _told(state, tier, scope, stamps, left) > 0
     return made
+
+
+def _uncover(
+    state: State, tier: Tier, scope: Scope, component: Component, missing: int, before: int
+) -> int:
+    """Takes what hides room for so many slots, where something does.  Returns the places given
+    up."""
+    if tier is not state.nvme or component in THINNED:
+        return 0
+    stamps, left = uncover(state, tier, scope, missing, before)
+    return _told(state, tier, scope, stamps, left) if len(stamps) else 0
 
 
 def evict_step(state: State, limit_blocks: int) -> int:
@@ -237,7 +248,8 @@ def _evict_step(state: State, tier: Tier, limit_blocks: int) -> int:
         scope = Scope(Field.COMPONENT, int(component))
         here, before, most = 0, state.tick + 1, limit_blocks - gone
         if over_bytes > 0:
-            here = evict(state, tier, scope, over_bytes, before, rule, pages_max=most)
+            here = _uncover(state, tier, scope, component, most, before)
+            here = here or evict(state, tier, scope, over_bytes, before, rule, pages_max=most)
         if not here and over_bytes > 0 and component in THINNED:
             here = thin(state, tier, scope, over_bytes, before, among, most)
         gone += here

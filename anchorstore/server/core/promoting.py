@@ -179,6 +179,8 @@ def finish_promote(state: State, ticket_id: int, ok: Bools, lost: Bools) -> Bool
     for row in rows[lost & attached].tolist():
         state.forget_block(row)
     state.counters["blocks_promoted"] += int(there.sum())
+    if state.nvme is not None and lost.any():
+        state.nvme.hides_room = True
     state.counters["blocks_corrupt"] += int(lost.sum())
     state.counters["nvme_blocks_read_late"] += int((~ok & ~lost).sum())
     state.note("finish_promote", ticket_id, int(there.sum()), "of", len(ok))

@@ -87,6 +87,7 @@ def restore(
         state.registry.forget_kind_if_idle(kind)
     for record in records.values():
         state.registry.forget_namespace_if_idle(record)
+    nvme.hides_room = True
     state.note("restore", len(state.index), "pages", len(state.blocks), "blocks")
     return Restored(
         len(state.index), len(state.blocks), dict(sieve.dropped), np.concatenate(sieve.lost)

@@ -294,7 +294,9 @@ class NvmeTier(Tier):
         self.cold_pool = ColdPool(shape)
         super().__init__(index, blocks, self.cold_pool, shape)
         self._follows_engines = hasattr(index, "let_go")
-        self.covered_until = 0.0  # no look for room behind leaves before then (uncovering.py)
+        self.hides_room = False  # behind leaves that make none, perhaps (uncovering.py)
+        self.hidden_until = 0.0  # no look for it before then
+        self.pages_uncovered = 0
 
     def class_of(self, kind: Kind) -> SlotClass | None:
         return kind.cold_class

@@ -6,9 +6,12 @@
     device 1    . b . d      closed, or not there since the last start
 
 d is a leaf and would make no room; c would, and is none.  Leaves first alone would leave such paths
-for good, and nothing new could come in.  So, where nothing else makes room, go the last pages that
-would, least recently used first, each with all that follows it: of that either the keys and values
-are gone, and the rest is of no use, or they are where nothing can be written.
+for good, and what is new would go in their place.  So the last pages of a path that would make room
+go as leaves do, least recently used first, each with all that follows it: of that either the keys
+and values are gone, and the rest is of no use, or they are where nothing can be written.
+
+There are such paths only once a device takes no blocks or is gone, blocks were found damaged, or a
+restart found a part of what there was.
 """
 
 from __future__ import annotations
@@ -29,27 +32,30 @@ by the next look, while paths that were used later keep theirs."""
 TRIES_MAX = 16
 """So many times as many paths are looked at where others may not go."""
 
-PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 0.25
 """From a look that found nothing to the next: each looks at all blocks."""
 
 
 def uncover(
     state: State, nvme: NvmeTier, scope: Scope, missing: int, before: int
 ) -> tuple[U64, Left]:
-    """Takes the ends of some paths out of nvme, last used before tick `before`, for who misses so
-    many slots.  Returns the stamps of their pages, and what has left."""
-    if state.seconds >= nvme.covered_until:
+    """Takes the ends of some paths out of nvme, last used before tick `before` and before any leaf
+    that makes room, for who misses so many slots.  Returns the stamps of their pages, and what has
+    left."""
+    if nvme.hides_room and state.seconds >= nvme.hidden_until:
         ends, paths = _ends(state, nvme, scope, before), -(-missing // SLOTS_A_PATH)
         for start in range(0, min(len(ends), TRIES_MAX * paths), paths):
             pages = _free_to_go(state, nvme, ends[start : start + paths], before)
             if len(pages):
+                nvme.pages_uncovered += len(pages)
                 return state.index.stamp.take(pages), state.leave(nvme, pages)
-        nvme.covered_until = state.seconds + PAUSE_SECONDS
+        nvme.hidden_until = state.seconds + PAUSE_SECONDS
     return np.zeros(0, np.uint64), Left()
 
 
 def _ends(state: State, nvme: NvmeTier, scope: Scope, before: int) -> U32:
-    """Inner pages that would make room, and none behind them would; the oldest first."""
+    """Inner pages that would make room, and none behind them would, older than any leaf that would;
+    the oldest first."""
     index, table = state.index, state.blocks
     rows = table.live_rows()
     rows = rows[table.page.take(rows) != 0]
@@ -57,8 +63,12 @@ def _ends(state: State, nvme: NvmeTier, scope: Scope, before: int) -> U32:
     is_open, has_room = np.zeros((2, index.rows.top), np.bool_)
     is_open[table.page.take(rows)] = True
     has_room[table.page.take(rows[nvme.with_room(rows)])] = True
-    ends = np.flatnonzero(has_room & ~_before_any(state, is_open) & ~nvme.leaves())
+    leaves = nvme.leaves()
+    ends = np.flatnonzero(has_room & ~_before_any(state, is_open) & ~leaves)
+    if not len(ends) and not nvme.has_closed:
+        nvme.hides_room = False
     stamps = index.stamp.take(ends)
+    before = min(before, int(index.stamp[: index.rows.top][has_room & leaves].min(initial=before)))
     oldest = np.argsort(stamps, kind="stable")
     return ends[oldest[stamps[oldest] < before]].astype(np.uint32)
 
