@@ -111,6 +111,15 @@ class ColdPool(Pool):
         }
         return max(left, key=left.__getitem__, default=None)
 
+    def capacity_bytes(self, component: Component) -> int:
+        """As long as segments are closed, those that nothing holds count as before: a device that
+        takes nothing for a while is no reason to evict from it."""
+        if not self.closed:
+            return super().capacity_bytes(component)
+        more = self.allowed_segments(component) - self.held_segments(component)
+        unused = self.unused_segments + len(self.closed - self.by_id.keys())
+        return self.held_bytes(component) + max(0, min(more, unused)) * self.segment_bytes
+
     def open_room(self, room: Sequence[int]) -> list[int]:
         """`room` by device, and none for those all of whose segments are closed: what they have
         room for they cannot place."""

@@ -163,7 +163,11 @@ class Pool:
         """Slots that the component holds, and the segments that it may still take."""
         more = self.allowed_segments(component) - self._held[component]
         more = max(0, min(more, self.unused_segments))
-        return self._held_bytes[component] + more * self.segment_bytes
+        return self.held_bytes(component) + more * self.segment_bytes
+
+    def held_bytes(self, component: Component) -> int:
+        """Slots of the segments that the component holds."""
+        return self._held_bytes[component]
 
     @property
     def unused_segments(self) -> int:

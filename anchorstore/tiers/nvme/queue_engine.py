@@ -141,14 +141,16 @@ class QueueEngine:
         """Makes runs up; those that the depth allows go to the kernel."""
         limits = self._scheduler.depth(False), self._scheduler.depth(True)
         for run in runs:
-            lane = self._free.pop() if self._free else self._new_lane()
             try:
+                if not self._free:
+                    self._free.append(self._new_lane())
+                lane = self._free[-1]
                 lane.begin(run)
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
                 run.job.error = error
                 self._scheduler.ended([run])
-                self._free.append(lane)
                 continue
+            self._free.pop()
             is_write = run.job.is_write
             self._ready[is_write].append(lane)
             if self._at_kernel[is_write] < limits[is_write]:
@@ -159,6 +161,7 @@ class QueueEngine:
         lane = self._ready[is_write].popleft()
         self._queue.push(lane.operation)
         self._queue.enter(0)
+        self._scheduler.handed_over(lane.run)
         self._at_kernel[is_write] += 1
         if is_write:
             self._write_bytes = lane.left
@@ -207,7 +210,7 @@ class QueueEngine:
     def close(self, timeout_seconds: float) -> bool:
         """See Engine."""
         self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
+        if self._thread.is_alive() or any(self._at_kernel):  # or it broke, and bytes may move yet
             return False
         self._scheduler.on_work = None
         self._queue.close()

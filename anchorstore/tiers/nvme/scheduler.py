@@ -100,7 +100,7 @@ class Scheduler:
 
     Attributes:
         ahead: runs each way that an engine takes beyond the depth, to have them ready; it keeps to
-            the depth itself, then.  They have begun as far as deadlines go.
+            the depth itself, then, and says what it hands over.  What is ready is never LATE.
         on_work: for an engine that does not wait here.
     """
 
@@ -113,7 +113,7 @@ class Scheduler:
         self.writes = _Lane(limits.write_bytes_per_second)
         self._lanes = (self.reads, self.writes)  # by `is_write`
         self._read_at = -math.inf  # when a read was last begun
-        self._out: dict[Run, float] = {}  # begun, and when
+        self._out: dict[Run, float] = {}  # taken, and when the kernel got it: inf, not yet
         self._earliest = math.inf  # no waiting job's deadline is before it
         self._is_closed = False
         self._is_watched = False
@@ -155,9 +155,7 @@ class Scheduler:
             return self._stalled()
 
     def _stalled(self) -> bool:
-        oldest = next(iter(self._out.values()), None)  # in the order of their start
-        if oldest is None:
-            return False
+        oldest = min(self._out.values(), default=math.inf)
         return self._clock.now() - oldest > self._limits.deadline_seconds
 
     def take(self, most: int, *, wait: bool) -> list[Run]:
@@ -195,10 +193,15 @@ class Scheduler:
                     pause = wait_seconds if pause is None else min(pause, wait_seconds)
                 else:
                     has_more = True
-        self._out.update(dict.fromkeys(runs, now))
+        self._out.update(dict.fromkeys(runs, math.inf if self.ahead else now))
         if runs and has_more:
             self._work.notify()  # whoever wakes takes its part and wakes the next
         return runs, pause
+
+    def handed_over(self, run: Run) -> None:
+        """The kernel has it from now on, by an engine that takes runs ahead."""
+        with self._lock:
+            self._out[run] = self._clock.now()
 
     def land(self, runs: Iterable[Run]) -> None:
         """The kernel is done with these: others may take their place."""

@@ -84,6 +84,19 @@ def test_closed_device_is_read_but_not_written_until_it_is_open_again() -> None:
     assert small.write_all() > 0 and small.store.check() == []
 
 
+def test_device_that_takes_nothing_for_a_while_is_no_reason_to_evict() -> None:
+    marks = {"high_watermark": 0.5, "low_watermark": 0.25}
+    small = Tiered(segments=2, nvme={"segments": 8, **marks})
+    engine = small.session(layouts=[KV])
+    path = engine.path(4)
+    engine.put(path)
+    assert small.write_all() == 4, "a part of what nvme may hold"
+    small.store.close_segments(range(1, 9))
+    while small.store.evict_step(0.0, 8):
+        pass
+    assert all("n" in place for place in tiers_of(engine, path)) and small.store.check() == []
+
+
 def test_closed_device_that_was_never_used_stays_so() -> None:
     small = Tiered(segments=1, nvme={"segments": 2})
     engine = small.session()

@@ -371,6 +371,42 @@ def test_scheduler_gives_an_engine_more_to_have_ready() -> None:
     assert len(subject.take(9, wait=False)) == 1 and subject.depth(False) == 1
 
 
+def test_run_that_is_ready_does_not_make_a_device_stalled() -> None:
+    """A slow but steady device: each call lands in time, and the next waits for it longer."""
+    subject, clock = scheduler(depth=1, deadline_seconds=2.0)
+    subject.ahead = 1
+    subject.submit(job_of([0, 2, 4]))
+    first, second = subject.take(2, wait=False)
+    subject.handed_over(first)
+    clock.advance(1.9)
+    assert not subject.is_stalled()
+    subject.land([first])
+    subject.handed_over(second)
+    clock.advance(1.9)
+    assert not subject.is_stalled(), "3.8 s since it was taken, 1.9 s since the kernel got it"
+    clock.advance(0.2)
+    assert subject.is_stalled()
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_lane_that_cannot_be_made_fails_its_plan_and_no_other(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    options = Options(engine=name, limits=Limits(depth=4, deadline_seconds=30.0))
+    device = open_device(tmp_path, options=options)
+    blocks = Blocks.made(device, 2, 3968)
+
+    def short(*_: object) -> Lane:
+        raise MemoryError("no room for a lane")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(QueueEngine, "_new_lane", short)
+        with pytest.raises(MemoryError):
+            device.write(blocks.plan, blocks.memory.of).result(10)
+    write(device, blocks)
+    assert statuses(device, blocks) == [Status.OK] * 2 and device.close()
+
+
 def test_scheduler_closed_waits_for_what_is_out() -> None:
     subject, _ = scheduler(depth=1)
     job = job_of([0, 2])
