@@ -100,9 +100,10 @@ class NvmeConfig:
         "Where one is under suspicion.",
     )
     depth: int = setting(
-        values.count(1, 1024),
+        values.count(1, 128),
         8,
-        "Reads at a device at the same time, and writes (half as many beside reads).",
+        "Reads at a device at the same time, and writes (half as many beside reads); each takes up "
+        "to 2 MiB of the daemon's memory.",
         "More for devices that need a deep queue; `python -m benchmarks.nvme` measures it.",
     )
     queue_blocks: int = setting(

@@ -5,7 +5,8 @@
     healthy --takes no blocks, stuck--> closed ---now and then---> reopened for a moment, so that a
        ^                                  |                        write can find out whether it
        +------- it has passed ------------+                        has passed
-                                          +-- offline for long --> lost, some segments a look
+                                          +-- offline or without an answer
+                                                  for long ------> lost, some segments a look
 
 What lies on a device that is gone stays known for a while, since it may come back; then it is
 forgotten, so that writers bring it again.
@@ -24,7 +25,7 @@ from anchorstore.tiers.nvme.tier import NvmeTier
 
 CLOSED_SECONDS = 30.0  # from one attempt to the next
 ATTEMPT_SECONDS = 1.0
-LOST_SECONDS = 90.0  # offline for as long: given up
+LOST_SECONDS = 90.0  # offline, or without an answer, for as long: given up
 CALM_SECONDS = 10.0  # that a device has answered, before one that was stuck is trusted again
 SEGMENTS_A_LOOK = 256
 
@@ -38,6 +39,7 @@ class _Watched:
     is_closed: bool = False
     turn_at: float = 0.0  # of the next attempt, or of its end
     calm_at: float = 0.0
+    is_stuck: bool = False  # or was until a moment ago
     offline_since: float | None = None
     segments_lost: int = 0
 
@@ -59,18 +61,32 @@ class DeviceWatch:
         for watched in self._watched:
             watched.device.health.tell_lost()
             state = watched.device.health.state
-            if watched.device.queue.is_stalled():
-                watched.calm_at = now + CALM_SECONDS
-            is_stuck = now < watched.calm_at
-            if state == State.HEALTHY and not is_stuck:
+            is_stalled = watched.device.queue.is_stalled()
+            self._stuck_or_not(watched, is_stalled, now)
+            if state == State.HEALTHY and not watched.is_stuck:
                 self._healthy(watched)
                 continue
-            if now >= watched.turn_at and not (is_stuck and watched.is_closed):
+            if now >= watched.turn_at and not (watched.is_stuck and watched.is_closed):
                 self._turn(watched, now)
-            if state == State.OFFLINE:
+            if state == State.OFFLINE or is_stalled:
                 self._offline(watched, now)
             else:
                 watched.offline_since = None
+
+    @staticmethod
+    def _stuck_or_not(watched: _Watched, is_stalled: bool, now: float) -> None:
+        """Says so when that changes."""
+        device = watched.device
+        if is_stalled:
+            watched.calm_at = now + CALM_SECONDS
+        was_stuck, watched.is_stuck = watched.is_stuck, now < watched.calm_at
+        if watched.is_stuck and not was_stuck:
+            device.health.say(
+                f"has not answered for {device.limits.deadline_seconds:g} s: it is asked for "
+                "nothing until it does, and then given nothing new for a while"
+            )
+        elif was_stuck and not watched.is_stuck:
+            device.health.say(f"has answered for {CALM_SECONDS:g} s: it is used again")
 
     def _healthy(self, watched: _Watched) -> None:
         if watched.is_closed:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from anchorstore.tiers.nvme.health import Health
+from anchorstore.tiers.nvme.health import Health, State
 from anchorstore.tiers.nvme.jobs import Run, Scratch
 from anchorstore.tiers.nvme.plans import Status
 from anchorstore.tiers.nvme.scheduler import Scheduler
@@ -36,13 +36,16 @@ def guarded(work: Callable[[], None], scheduler: Scheduler, health: Health) -> N
     try:
         work()
     except Exception as error:  # noqa: BLE001 - said to health, whatever it is
-        health.begin("file", f"its engine broke: {error!r}")
+        health.begin("engine", f"its engine broke: {error!r}", State.OFFLINE)
         scheduler.close()
 
 
 EngineFactory = Callable[[FileSeam, Scheduler, Health, int], Engine]
 """File, scheduler, health and depth; OSError where the kernel does not allow it."""
 
+
+TRANSIENT = (errno.EINTR, errno.EAGAIN)
+"""Answers of the kernel that say nothing of the device or the block: it was just not done."""
 
 DAMAGE = (Status.TORN, Status.FOREIGN)
 """What a closer look at one slot finds where its bytes are nobody's; a block that has taken the
@@ -69,8 +72,8 @@ class Moved(NamedTuple):
 
 
 def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> None:
-    """Judges runs and ends them.  One that has failed is tried again block by block; blocks whose
-    bytes are wrong are looked at closely."""
+    """Judges runs and ends them.  One that has failed is tried again block by block; a block that
+    the kernel put off twice is not lost, and blocks whose bytes are wrong are looked at closely."""
     ended = []
     for landed in runs:
         run, code = landed.run, landed.code
@@ -78,7 +81,9 @@ def conclude(scheduler: Scheduler, health: Health, runs: Sequence[Landed]) -> No
         if code and len(run) > 1:
             scheduler.again(run, job.singles(run))
             continue
-        if code:
+        if code in TRANSIENT:
+            job.settle(run, Status.REFUSED)
+        elif code:
             health.failed(job.is_write, code)
             job.settle(run, Status.FAILED)
             if not job.is_write:

@@ -6,6 +6,7 @@
     calls     full, read-only, gone, only errors       read-only, offline  a try after a pause works
     journal   it cannot be written                     read-only           it can again
     file      removed, opened to be read               read-only           never
+    engine    its thread has broken, a bug             offline             never
 
 One slot's EIO is one block's loss.  A degraded device refuses at once, so that nobody waits for
 it; the other devices and the dram tier serve on.  The worst cause decides.
@@ -27,7 +28,7 @@ ERRORS_IN_A_ROW_MAX = 16
 SAY_SECONDS = 60.0
 """A disk that rots is told of, in one line a minute."""
 
-Cause = Literal["calls", "journal", "file"]
+Cause = Literal["calls", "journal", "file", "engine"]
 
 
 class State(enum.IntEnum):
@@ -138,10 +139,14 @@ class Health:
                 f"{self._last_lost}"
             )
 
-    def begin(self, cause: Cause, reason: str) -> None:
-        """The device takes nothing new for this cause."""
+    def say(self, text: str) -> None:
+        """A line in the log: the device's name, and this of it."""
+        self._log(f"nvme: {self._name} {text}")
+
+    def begin(self, cause: Cause, reason: str, state: State = State.READ_ONLY) -> None:
+        """The device takes nothing new for this cause, or does nothing more."""
         with self._lock:
-            self._begin(cause, State.READ_ONLY, reason)
+            self._begin(cause, state, reason)
 
     def end(self, cause: Cause) -> None:
         """The cause has passed."""

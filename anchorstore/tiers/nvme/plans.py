@@ -32,7 +32,7 @@ class Status(enum.IntEnum):
     TORN = 3  # the bytes have another checksum
     OTHER = 4  # the slot holds another block, or another generation
     FOREIGN = 5  # the slot has no footer of this device
-    REFUSED = 6  # the queue is full, or the device is degraded
+    REFUSED = 6  # the queue is full, the device is degraded, or the kernel put it off
     LATE = 7  # its deadline passed before it was begun
 
 

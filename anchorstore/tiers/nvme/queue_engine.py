@@ -108,6 +108,7 @@ class QueueEngine:
         self._free: list[Lane] = []
         self._ready: tuple[collections.deque[Lane], ...] = collections.deque(), collections.deque()
         self._at_kernel = [0, 0]  # runs, by `is_write`, as those that are ready
+        self._landed: list[Lane] = []  # and not judged yet
         scheduler.ahead = depth
         self._write_bytes = WRITES_BYTES  # of the last that was begun
         scheduler.on_work = self._awake
@@ -122,20 +123,25 @@ class QueueEngine:
         _HOLDING.eventfd_write(self._queue.wake, ctypes.c_uint64(1))
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            self._scheduler.abandon([lane.run for lane in self._landed])
+            raise
+
+    def _serve(self) -> None:
         self._queue.listen(_WAKE_TAG)
-        landed: list[Lane] = []
         while True:
-            is_idle = not landed and not any(self._at_kernel)
+            is_idle = not self._landed and not any(self._at_kernel)
             runs = self._scheduler.take(2 * self._depth, wait=is_idle)
             if is_idle and not runs:
                 return
             self._begin(runs)
-            if landed:
-                self._judge(landed)
-                landed = []
+            if self._landed:
+                self._judge()
             if any(self._at_kernel):
                 self._queue.enter(self._few())
-                landed = self._landed()
+                self._land()
 
     def _begin(self, runs: list[Run]) -> None:
         """Makes runs up; those that the depth allows go to the kernel."""
@@ -177,9 +183,8 @@ class QueueEngine:
         reads, writes = self._at_kernel
         return 1 if reads else max(1, min(writes // 2, WRITES_BYTES // self._write_bytes))
 
-    def _landed(self) -> list[Lane]:
-        """Those whose runs have come to an end at the kernel; others take their places."""
-        landed = []
+    def _land(self) -> None:
+        """Some runs have come to an end at the kernel; others take their places."""
         for tag, result in self._queue.completions():
             if tag == _WAKE_TAG:
                 self._queue.listen(_WAKE_TAG)
@@ -195,13 +200,13 @@ class QueueEngine:
                 # an error, or the end of the file
                 lane.code = -result or (errno.ENOSPC if is_write else errno.EIO)
             self._at_kernel[is_write] -= 1
+            self._landed.append(lane)
             if self._ready[is_write]:
                 self._hand_over(is_write)
-            landed.append(lane)
-        self._scheduler.land([lane.run for lane in landed])
-        return landed
+        self._scheduler.land([lane.run for lane in self._landed])
 
-    def _judge(self, landed: list[Lane]) -> None:
+    def _judge(self) -> None:
+        landed, self._landed = self._landed, []
         conclude(self._scheduler, self._health, landed)
         for lane in landed:
             del lane.run  # and with it the plan's memory

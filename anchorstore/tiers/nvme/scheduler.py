@@ -281,6 +281,18 @@ class Scheduler:
             else:
                 job.future.set_exception(job.error)
 
+    def abandon(self, landed: Iterable[Run]) -> None:
+        """An engine has broken: refuses these, which it has not judged, and what it has taken ahead
+        and the kernel has not got."""
+        ended: list[Job] = []
+        with self._lock:
+            self._is_closed = True
+            ready = [run for run, handed_over in self._out.items() if handed_over == math.inf]
+            for run in [*landed, *ready]:
+                self._land(run)
+                self._give_up(run, ended)
+        self._finish(ended)
+
     def close(self) -> None:
         """Refuses what waits; what is out is still waited for by whoever took it."""
         with self._lock:

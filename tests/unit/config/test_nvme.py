@@ -86,7 +86,7 @@ def test_devices_of_every_layer_are_the_same(tmp_path: Path) -> None:
             ("tiers.nvme.admission_least=2MiB", "tiers.nvme.admission_most=1MiB"),
             ("tiers.nvme.admission_least is 2MiB", "tiers.nvme.admission_most, 1MiB"),
         ),
-        (("tiers.nvme.depth=0",), ("tiers.nvme.depth", "1 to 1024")),
+        (("tiers.nvme.depth=0",), ("tiers.nvme.depth", "1 to 128")),
     ],
 )
 def test_devices_that_cannot_work_are_refused_by_name(

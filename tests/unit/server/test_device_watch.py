@@ -14,6 +14,7 @@ from anchorstore.clock import ManualClock
 from anchorstore.server import device_watch
 from anchorstore.server.device_watch import DeviceWatch
 from anchorstore.tiers.nvme.health import State
+from anchorstore.tiers.nvme.scheduler import Limits
 
 
 class Core:
@@ -38,10 +39,15 @@ class Core:
 
 
 def device(base_unit: int, segments: int) -> Any:
-    health = types.SimpleNamespace(state=State.HEALTHY, tell_lost=lambda: None)
+    said: list[str] = []
+    health = types.SimpleNamespace(
+        state=State.HEALTHY, tell_lost=lambda: None, said=said, say=said.append
+    )
     queue = types.SimpleNamespace(is_stuck=False)
     queue.is_stalled = lambda: queue.is_stuck
-    return types.SimpleNamespace(base_unit=base_unit, segments=segments, health=health, queue=queue)
+    return types.SimpleNamespace(
+        base_unit=base_unit, segments=segments, health=health, queue=queue, limits=Limits()
+    )
 
 
 @pytest.fixture
@@ -129,3 +135,33 @@ def test_device_that_does_not_answer_is_closed_until_it_does(
     clock.advance(device_watch.CALM_SECONDS)
     watch.look()
     assert core.take() == [("reopen", [1, 2])]
+
+
+def test_device_that_does_not_answer_is_told_of_once_and_so_is_its_return(
+    watch: DeviceWatch, devices: list[Any], clock: ManualClock
+) -> None:
+    said = devices[0].health.said
+    for is_stuck in (True, False, True):  # a moment's answer is none
+        devices[0].queue.is_stuck = is_stuck
+        watch.look()
+        watch.look()
+        clock.advance(device_watch.CALM_SECONDS / 2)
+    assert len(said) == 1 and said[0].startswith("has not answered for 2 s")
+    devices[0].queue.is_stuck = False
+    clock.advance(device_watch.CALM_SECONDS)
+    watch.look()
+    assert said[1:] == ["has answered for 10 s: it is used again"]
+    assert not devices[1].health.said
+
+
+def test_device_that_does_not_answer_for_long_is_lost(
+    watch: DeviceWatch, core: Core, devices: list[Any], clock: ManualClock
+) -> None:
+    devices[0].queue.is_stuck = True
+    watch.look()
+    clock.advance(device_watch.LOST_SECONDS - 1.0)
+    watch.look()
+    assert "lose" not in [word for word, _ in core.take()]
+    clock.advance(1.0)
+    watch.look()
+    assert ("lose", [1, 2]) in core.take()

@@ -207,7 +207,7 @@ def test_engine_thread_that_breaks_ends_the_device_in_the_open() -> None:
         raise KeyError("a slip")
 
     guarded(work, subject, health)
-    assert health.state == State.READ_ONLY and "its engine broke: KeyError" in log[0]
+    assert health.state == State.OFFLINE and "its engine broke: KeyError" in log[0]
     assert waiting.future.result(0).status.tolist() == [Status.REFUSED]
 
 
@@ -433,6 +433,22 @@ def test_block_with_wrong_bytes_is_lost_though_its_closer_look_comes_too_late() 
     clock.advance(2.0)
     subject.expire()
     assert job.future.result(0).status.tolist() == [Status.TORN, Status.OK, Status.TORN]
+
+
+@pytest.mark.parametrize("code", [errno.EINTR, errno.EAGAIN])
+def test_block_that_the_kernel_put_off_is_not_lost(code: int) -> None:
+    subject, clock = scheduler()
+    log: list[str] = []
+    health = Health("device", 30.0, clock, log.append)
+    job = job_of([0, 1])
+    subject.submit(job)
+    conclude(subject, health, [Moved(subject.take(1, wait=False)[0], Scratch(), code)])
+    assert spans(job) == [(0, 1), (1, 2)], "one by one"
+    runs = subject.take(2, wait=False)
+    conclude(subject, health, [Moved(runs[0], Scratch(), code), Moved(runs[1], Scratch(), 5)])
+    done = job.future.result(0)
+    assert done.status.tolist() == [Status.REFUSED, Status.FAILED]
+    assert done.lost.tolist() == [False, True] and health.read_errors == 1 and len(log) == 1
 
 
 def test_lost_blocks_are_told_of_in_one_line_a_minute() -> None:
