@@ -38,9 +38,12 @@ class Devices:
         for number in range(2):
             queue = types.SimpleNamespace(is_stuck=False)
             queue.is_stalled = lambda queue=queue: queue.is_stuck
+            health = types.SimpleNamespace(
+                state=State.HEALTHY, tell_lost=lambda: None, say=lambda text: None
+            )
             self.devices.append(
                 types.SimpleNamespace(
-                    health=types.SimpleNamespace(state=State.HEALTHY, tell_lost=lambda: None),
+                    health=health,
                     queue=queue,
                     limits=Limits(),
                     base_unit=(1 + number * SEGMENTS) * SEGMENT_UNITS,
