@@ -31,13 +31,13 @@ from anchorstore.units import MIB
 from benchmarks.nvme.figures import Round
 
 Numbers = npt.NDArray[np.int64]
-Order = Literal["random", "adjoining"]
+Order = Literal["random", "wide", "adjoining"]
 NOTE = NamespaceNote(Namespace("default", "benchmark", bytes(32)), 16)
 HUGE_BYTES = 2 * MIB
 PLANS_OUT = 2  # so that the queue never runs dry between two
 JOURNAL_BYTES = 8 * MIB
-BATCH_CALLS = 4  # calls at each place in the queue, a plan
-BATCH_BYTES = 16 * MIB  # at most; see cli.py
+PLAN_BYTES = 2 * MIB  # of a plan, where `depth` blocks are fewer
+WIDE_PLAN_BYTES = 16 * MIB
 
 
 def memory(size: int, is_huge: bool) -> npt.NDArray[np.uint8]:
@@ -74,10 +74,8 @@ class Ours:
         ).astype(np.uint32)
         self._random = np.random.default_rng(1)
         self._hashes = self._random.integers(0, 2**63, (count, 4), np.uint64)
-        calls = max(BATCH_CALLS * depth, 16)
-        self._batch = min(count, calls, max(2 * depth, BATCH_BYTES // block_bytes))
-        self._step = align(block_bytes)
-        size = self._step * self._batch
+        self._depth, self._step = depth, align(block_bytes)
+        size = self._step * self._blocks_in_plan("wide")
         *self._memories, self._source = (memory(size, is_huge) for _ in range(PLANS_OUT + 1))
         self._source[:size] = self._random.integers(0, 256, size, np.uint8)
         self._checksums = np.zeros(count, np.uint64)
@@ -92,8 +90,9 @@ class Ours:
 
     def fill(self) -> None:
         """Writes every slot once."""
-        for at in range(0, len(self._units), self._batch):
-            which = np.arange(at, min(at + self._batch, len(self._units)))
+        batch = self._blocks_in_plan("wide")
+        for at in range(0, len(self._units), batch):
+            which = np.arange(at, min(at + batch, len(self._units)))
             assert self._write(which).result().ok.all()
 
     def _write(self, which: Numbers) -> Future[Done]:
@@ -131,17 +130,23 @@ class Ours:
         )
         return self._device.read(plan, self._memories.__getitem__)
 
+    def _blocks_in_plan(self, order: Order) -> int:
+        """A part of what is stored, so that no two plans that are out share a block."""
+        plan_bytes = WIDE_PLAN_BYTES if order == "wide" else PLAN_BYTES
+        most = len(self._units) // PLANS_OUT
+        return min(most, max(self._depth, plan_bytes // self._block_bytes))
+
     def _chosen(self, order: Order, count: int, among: int) -> Numbers:
-        if order == "random":
+        if order != "adjoining":
             return self._random.choice(among, count, replace=False)
         return int(self._random.integers(among - count + 1)) + np.arange(count)
 
     def run(self, is_write: bool, order: Order, seconds: float) -> Round:
-        """Batches for so long, each of random slots or of adjoining ones, as the pages of a path
-        lie; no two that are out share a block."""
+        """Plans for so long, each of random slots or of adjoining ones, as the pages of a path
+        lie."""
         out: collections.deque[Future[Done]] = collections.deque()
         half = len(self._units) // PLANS_OUT
-        batch, turn, moved = min(self._batch, half), 0, 0
+        batch, turn, moved = self._blocks_in_plan(order), 0, 0
         started, busy = time.perf_counter(), time.process_time()
         while True:
             is_over = time.perf_counter() - started >= seconds
