@@ -6,7 +6,8 @@ Random blocks, direct I/O, in turns with fio on the same file system, with the s
 depth: `threads` beside psync with as many threads, `io_uring` beside io_uring.  Ours makes footers
 and verifies checksums; a 64 KiB block takes 68 KiB of the device, a 1 MiB block 1028 KiB, and so
 most slots do not begin where the device would like them to.  Ratios are of blocks a second, 1.0 =
-as fast as fio; "x fio slots" is to fio moving 68 or 1028 KiB at a time.
+as fast as fio; "x fio slots" is to fio moving 68 or 1028 KiB at a time, "x fio checked" to fio
+verifying what it reads, too, as we always do (our writes have their checksums already).
 
 fio moves `depth` blocks of memory over and over, which stay in the processor's caches.  Where the
 device is a virtual machine's, its host copies there, and twice as fast from caches as from memory;
@@ -30,12 +31,13 @@ import os
 import pathlib
 import sys
 import tempfile
+from typing import NamedTuple
 
 from anchorstore.tiers.nvme.format import slot_bytes_of
 from anchorstore.tiers.nvme.jobs import RUN_BYTES_MAX
 from anchorstore.units import KIB, MIB, format_bytes, parse_bytes
 from benchmarks import harness
-from benchmarks.nvme.figures import Line, Round, line, table
+from benchmarks.nvme.figures import Line, Turn, line, table
 from benchmarks.nvme.fio import Fio, ensure_fio
 from benchmarks.nvme.ours import Order, Ours, opened
 
@@ -55,33 +57,55 @@ def file_system_of(path: pathlib.Path) -> str:
     return kind
 
 
+class Yardsticks(NamedTuple):
+    """fio in its three ways: moving blocks, moving slots, moving blocks and checking them."""
+
+    blocks: Fio
+    slots: Fio
+    checked: Fio
+
+    @classmethod
+    def made(
+        cls, path: pathlib.Path, block_bytes: int, engine: str, arguments: argparse.Namespace
+    ) -> Yardsticks:
+        """On two files; the one that is checked is written here."""
+        how, is_huge = (engine, arguments.depth), arguments.huge_pages
+        blocks, slots = (
+            Fio(path / "fio", arguments.stored, size, *how, is_huge=is_huge)
+            for size in (block_bytes, slot_bytes_of(block_bytes))
+        )
+        checked = Fio(
+            path / "checked", arguments.stored, block_bytes, *how, is_huge=is_huge, checks=True
+        )
+        checked.fill()
+        return cls(blocks, slots, checked)
+
+
 def measure(
     subject: Ours, path: pathlib.Path, block_bytes: int, engine: str, arguments: argparse.Namespace
 ) -> list[Line]:
     """Reads and writes of one block size and engine."""
     lines = []
-    how = engine, arguments.depth
+    fio = Yardsticks.made(path, block_bytes, engine, arguments) if arguments.fio else None
     orders = ORDERS if block_bytes < RUN_BYTES_MAX else ORDERS[:2]  # others are a call each
     for case, order in itertools.product(("read", "write"), orders):
         is_write = case == "write"
-        yardsticks = []
-        if arguments.fio:
-            yardsticks = [
-                Fio(path / "fio", arguments.stored, size, *how, is_huge=arguments.huge_pages)
-                for size in (block_bytes, slot_bytes_of(block_bytes))
-            ]
-        ours: list[Round] = []
-        theirs: list[Round] = []
-        slots: list[float] = []
+        rounds: list[Turn] = []
         name = case if order == "random" else f"{case} {order}"
         for turn in range(arguments.rounds):
             print(f"{name} {format_bytes(block_bytes)} {engine} round {turn}", file=sys.stderr)
-            if yardsticks:
-                blockwise, slotwise = (it.run(is_write, arguments.seconds) for it in yardsticks)
-                theirs.append(blockwise)
-                slots.append(slotwise.gb_per_s * 1e9 / slot_bytes_of(block_bytes))
-            ours.append(subject.run(is_write, order, arguments.seconds))
-        lines.append(line(name, block_bytes, engine, arguments.depth, ours, theirs, slots))
+            ours = subject.run(is_write, order, arguments.seconds)
+            rounds.append(
+                Turn(ours)
+                if fio is None
+                else Turn(
+                    ours,
+                    fio.blocks.run(is_write, arguments.seconds),
+                    fio.slots.run(is_write, arguments.seconds),
+                    None if is_write else fio.checked.run(is_write, arguments.seconds),
+                )
+            )
+        lines.append(line(name, block_bytes, engine, arguments.depth, rounds))
     return lines
 
 

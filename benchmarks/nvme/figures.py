@@ -6,6 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
+from anchorstore.tiers.nvme.format import slot_bytes_of
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Round:
@@ -32,7 +34,8 @@ class Line:
 
     `ratio_to_fio` is a ratio of blocks a second within one round, 1.0 = as fast; what the slots'
     footers take is on our account.  `ratio_to_fio_slots` is the same to fio moving whole slots,
-    where it is on both: what the format costs is the difference.
+    where it is on both: what the format costs is the difference.  `ratio_to_fio_checked`, of reads,
+    is to fio that verifies checksums, too: what those cost is the difference.
     """
 
     case: str
@@ -46,54 +49,62 @@ class Line:
     ratio_to_fio: float | None = None
     ratio_to_fio_spread: tuple[float, float] | None = None
     ratio_to_fio_slots: float | None = None
+    ratio_to_fio_checked: float | None = None
     rounds: int = 0
 
 
-def line(
-    case: str,
-    block_bytes: int,
-    engine: str,
-    depth: int,
-    ours: Sequence[Round],
-    fio: Sequence[Round],
-    fio_slots: Sequence[float],
-) -> Line:
-    """Medians; `fio` and `fio_slots`, slots a second, are empty, or as long as `ours`."""
-    found = Line(
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One round of each side; of fio: of blocks, of slots, and of blocks that are checked."""
+
+    ours: Round
+    blocks: Round | None = None
+    slots: Round | None = None
+    checked: Round | None = None
+
+
+def line(case: str, block_bytes: int, engine: str, depth: int, rounds: Sequence[Turn]) -> Line:
+    """Medians over the rounds."""
+    blocks = [turn.blocks for turn in rounds if turn.blocks is not None]
+    to_blocks = _ratios(rounds, [turn.blocks for turn in rounds])
+    slot_part = block_bytes / slot_bytes_of(block_bytes)
+    to_slots = _ratios(rounds, [turn.slots for turn in rounds])
+    return Line(
         case=case,
         block_bytes=block_bytes,
         engine=engine,
         depth=depth,
-        gb_per_s=_median([taken.gb_per_s for taken in ours]),
-        cpu_s_per_gb=_median([taken.cpu_s_per_gb for taken in ours]),
-        rounds=len(ours),
-    )
-    if not fio:
-        return found
-    ratios = [mine.gb_per_s / theirs.gb_per_s for mine, theirs in zip(ours, fio, strict=True)]
-    return dataclasses.replace(
-        found,
-        fio_gb_per_s=_median([taken.gb_per_s for taken in fio]),
-        fio_cpu_s_per_gb=_median([taken.cpu_s_per_gb for taken in fio]),
-        ratio_to_fio=_median(ratios),
-        ratio_to_fio_spread=(round(min(ratios), 3), round(max(ratios), 3)),
-        ratio_to_fio_slots=_median(
-            [
-                mine.gb_per_s * 1e9 / block_bytes / theirs
-                for mine, theirs in zip(ours, fio_slots, strict=True)
-            ]
+        gb_per_s=round(statistics.median(turn.ours.gb_per_s for turn in rounds), 3),
+        cpu_s_per_gb=round(statistics.median(turn.ours.cpu_s_per_gb for turn in rounds), 3),
+        fio_gb_per_s=_median([taken.gb_per_s for taken in blocks]),
+        fio_cpu_s_per_gb=_median([taken.cpu_s_per_gb for taken in blocks]),
+        ratio_to_fio=_median(to_blocks),
+        ratio_to_fio_spread=(
+            (round(min(to_blocks), 3), round(max(to_blocks), 3)) if to_blocks else None
         ),
+        ratio_to_fio_slots=_median([ratio / slot_part for ratio in to_slots]),
+        ratio_to_fio_checked=_median(_ratios(rounds, [turn.checked for turn in rounds])),
+        rounds=len(rounds),
     )
 
 
-def _median(values: Sequence[float]) -> float:
-    return round(statistics.median(values), 3)
+def _ratios(rounds: Sequence[Turn], others: Sequence[Round | None]) -> list[float]:
+    """Of bytes a second, ours to the others', where there are any."""
+    return [
+        turn.ours.gb_per_s / other.gb_per_s
+        for turn, other in zip(rounds, others, strict=True)
+        if other is not None
+    ]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 3) if values else None
 
 
 def table(lines: Sequence[Line]) -> str:
     """The report for people."""
     head = ["case", "block", "engine", "depth", "GB/s", "CPU s/GB", "fio GB/s", "fio CPU s/GB"]
-    rows = [[*head, "x fio", "spread", "x fio slots"]]
+    rows = [[*head, "x fio", "spread", "x fio slots", "x fio checked"]]
     for item in lines:
         row = [item.case, f"{item.block_bytes >> 10} KiB", item.engine, str(item.depth)]
         for value in (
@@ -103,8 +114,8 @@ def table(lines: Sequence[Line]) -> str:
             row.append("" if value is None else f"{value:.2f}")
         spread = item.ratio_to_fio_spread
         row.append("" if spread is None else f"{spread[0]:.2f}-{spread[1]:.2f}")
-        slots = item.ratio_to_fio_slots
-        rows.append([*row, "" if slots is None else f"{slots:.2f}"])
+        others = (item.ratio_to_fio_slots, item.ratio_to_fio_checked)
+        rows.append([*row, *("" if other is None else f"{other:.2f}" for other in others)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     shown = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([shown[0], "-" * len(shown[0]), *shown[1:]])

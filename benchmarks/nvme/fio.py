@@ -35,6 +35,7 @@ class Fio:
         engine: of ours; fio's is the one beside it in IO_ENGINES.
         depth: calls at the same time.
         is_huge: whether its memory lies on huge pages; shared as ours is in both cases.
+        checks: whether it verifies what it reads, as we do: by CRC-32C, its fastest here.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class Fio:
         depth: int,
         *,
         is_huge: bool = False,
+        checks: bool = False,
     ) -> None:
+        self._checks = checks
         threads, calls = (depth, 1) if engine == "threads" else (1, depth)
         self._command = [
             "fio",
@@ -64,18 +67,28 @@ class Fio:
             "--randrepeat=0",
             "--norandommap",
             "--random_generator=tausworthe64",
-            "--time_based",
             "--output-format=json",
         ]
 
+    def fill(self) -> None:
+        """Writes the file with checksums, for one that checks."""
+        assert self._checks
+        self._run("--rw=write", "--verify=crc32c", "--do_verify=0")
+
     def run(self, is_write: bool, seconds: float) -> Round:
-        """One timed run; RuntimeError with fio's words where it fails."""
+        """One timed run; RuntimeError with fio's words where it fails, or finds wrong bytes."""
         mode = "randwrite" if is_write else "randread"
-        command = [*self._command, f"--rw={mode}", f"--runtime={max(1, round(seconds))}"]
+        checks = ("--verify=crc32c", "--verify_fatal=1") if self._checks else ()
+        duration = ("--time_based", f"--runtime={max(1, round(seconds))}")
+        return round_of(self._run(f"--rw={mode}", *duration, *checks), is_write)
+
+    def _run(self, *options: str) -> dict[str, Any]:
+        command = [*self._command, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"fio: {done.stderr.strip() or done.stdout.strip()}")
-        return round_of(json.loads(done.stdout[done.stdout.index("{") :]), is_write)
+        document: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        return document
 
 
 def round_of(document: dict[str, Any], is_write: bool) -> Round:

@@ -136,23 +136,28 @@ class Ours:
         most = len(self._units) // PLANS_OUT
         return min(most, max(self._depth, plan_bytes // self._block_bytes))
 
-    def _chosen(self, order: Order, count: int, among: int) -> Numbers:
-        if order != "adjoining":
-            return self._random.choice(among, count, replace=False)
-        return int(self._random.integers(among - count + 1)) + np.arange(count)
+    def _chosen(self, order: Order, count: int, among: int) -> Iterator[Numbers]:
+        """Plan by plan, for ever."""
+        while True:
+            if order == "adjoining":
+                yield int(self._random.integers(among - count + 1)) + np.arange(count)
+                continue
+            mixed = self._random.permutation(among)
+            yield from (mixed[at : at + count] for at in range(0, among - count + 1, count))
 
     def run(self, is_write: bool, order: Order, seconds: float) -> Round:
         """Plans for so long, each of random slots or of adjoining ones, as the pages of a path
         lie."""
         out: collections.deque[Future[Done]] = collections.deque()
         half = len(self._units) // PLANS_OUT
-        batch, turn, moved = self._blocks_in_plan(order), 0, 0
+        chosen = self._chosen(order, self._blocks_in_plan(order), half)
+        turn, moved = 0, 0
         started, busy = time.perf_counter(), time.process_time()
         while True:
             is_over = time.perf_counter() - started >= seconds
             if not is_over:
                 memory = turn % PLANS_OUT
-                which = self._chosen(order, batch, half) + memory * half
+                which = next(chosen) + memory * half
                 out.append(self._write(which) if is_write else self._read(which, memory))
                 turn += 1
             if len(out) == PLANS_OUT or (is_over and out):
